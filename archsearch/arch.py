@@ -1,0 +1,87 @@
+"""ArchSpec: one architecture, canonical and hashed.
+
+Two architectures are the same if their canonical JSON is: every field of every mixer is written
+out with its value, keys are sorted, and nothing inactive is kept. The hash is the key of every
+result, so equal architectures are never trained twice. Knows nothing of tasks or training.
+"""
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from archsearch.mixer import Mixer
+from archsearch.registry import make_config, mixer_fields
+from archsearch.space import Value
+
+
+class LayerSpec(BaseModel):
+    """One mixer and the value of each of its fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mixer: str
+    fields: dict[str, Value]
+
+    @model_validator(mode="after")
+    def _fill_defaults(self) -> Self:
+        declared = mixer_fields(self.mixer)
+        filled = {name: field.default for name, field in declared.items()} | self.fields
+        object.__setattr__(self, "fields", dict(sorted(filled.items())))
+        return self
+
+    def config(self, width: int) -> Mixer.Config:
+        """Build the mixer's config. Raises PluginError or InfeasibleError."""
+        return make_config(self.mixer, width, self.fields)
+
+
+class ChannelSpec(BaseModel):
+    """The channel mixer after each mixer: `none`, or a gated MLP of inner width `ratio * width`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str = "none"
+    ratio: float = 0.0
+
+
+class ArchSpec(BaseModel):
+    """A complete architecture: width, mixers in order of depth, channel mixer.
+
+    The vocabulary is not part of it: the task gives it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    width: int
+    layers: tuple[LayerSpec, ...]
+    channel_mixer: ChannelSpec = ChannelSpec()
+
+    @cached_property
+    def canonical_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def arch_hash(self) -> str:
+        """First 16 hex digits of the SHA-256 of the canonical JSON."""
+        return hashlib.sha256(self.canonical_json.encode()).hexdigest()[:16]
+
+    @property
+    def summary(self) -> str:
+        """One line for people, such as `base_conv > linear_attention(feature_dim=16)`."""
+        return " > ".join(_layer_summary(layer) for layer in self.layers)
+
+    def configs(self) -> tuple[Mixer.Config, ...]:
+        """Configs of the layers, in order of depth. Raises PluginError or InfeasibleError."""
+        return tuple(layer.config(self.width) for layer in self.layers)
+
+
+def _layer_summary(layer: LayerSpec) -> str:
+    declared = mixer_fields(layer.mixer)
+    shown = [
+        f"{name}={value}"
+        for name, value in layer.fields.items()
+        if declared[name].domain is not None
+    ]
+    return f"{layer.mixer}({', '.join(shown)})" if shown else layer.mixer

@@ -1,0 +1,183 @@
+"""What the coordinator and its workers say to each other, and what is kept of it. Plain JSON.
+
+A worker gets one `TrialRequest` and answers with a stream of events: `Started`, a `Rung` per
+evaluation on the selection split, then `Evaluated` (with trained weights) and `Profiled`, or one
+`Failed`. Knows nothing of Ray, Optuna, MLflow or the database.
+"""
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from archsearch.arch import ArchSpec
+from archsearch.errors import FailureClass
+from archsearch.spec import MqarSpec, TrainSpec
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+
+class PluginFile(_Message):
+    """A one-off mixer file of the study, shipped by content."""
+
+    name: str
+    source: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+
+class ProfileSpec(_Message):
+    """Where latency and state are measured: tokens of context, sequences per batch."""
+
+    prefill: tuple[tuple[int, int], ...]
+    """(batch, context) pairs for prefill_ms."""
+    decode: tuple[tuple[int, int], ...]
+    """(batch, context) pairs for decode_ms, state and peak memory."""
+    exclusive: bool
+    """True if nothing else runs on the device meanwhile."""
+
+
+class TrialRequest(_Message):
+    """Everything a worker needs to know of one trial. `token` fences off late answers."""
+
+    study: str
+    number: int
+    token: str
+    arch: ArchSpec
+    task: MqarSpec
+    train: TrainSpec
+    profile: ProfileSpec
+    seed: int
+    device: Literal["cpu", "cuda"]
+    plugins: tuple[PluginFile, ...] = ()
+    train_wanted: bool = True
+    """False if the evaluation is already known and only the profile is missing."""
+
+
+class MemberResult(_Message):
+    """One trained copy: its learning rate, seed, and recall on both splits (0 to 1)."""
+
+    learning_rate: float
+    seed: int
+    diverged: bool
+    train_loss: float | None
+    selection_recall: float
+    report_recall: float
+    report_by_segment: dict[str, float]
+    """Key `L{length}K{pairs}`, such as `L256K64`."""
+
+
+class Rung(_Message):
+    """Population state at one evaluation on the selection split. Lists have one entry a member."""
+
+    kind: Literal["rung"] = "rung"
+    rung: int
+    step: int
+    epoch: float
+    seconds: float
+    train_loss: tuple[float | None, ...]
+    selection_recall: tuple[float, ...]
+
+
+class Evaluation(_Message):
+    """The verdict on one architecture under one recipe.
+
+    The learning rate is chosen on the selection split; `recall` is the mean over its seeds on the
+    report split, and `recall_spread` the largest minus the smallest of them.
+    """
+
+    arch_hash: str
+    recipe_hash: str
+    members: tuple[MemberResult, ...]
+    rungs: tuple[Rung, ...]
+    learning_rate: float
+    recall: float
+    recall_spread: float
+    recall_by_pairs: dict[int, float]
+    recall_by_length: dict[int, float]
+    diverged_members: int
+    train_seconds: float
+    kernel_backends: dict[str, str]
+    versions: dict[str, str]
+
+
+class LatencyPoint(_Message):
+    """Median and spread (interquartile range) of one measured latency, milliseconds."""
+
+    batch: int
+    context: int
+    median_ms: float
+    iqr_ms: float
+    repeats: int
+
+
+class Profile(_Message):
+    """Measurements of one architecture on one device model."""
+
+    arch_hash: str
+    device_model: str
+    exclusive: bool
+    prefill: tuple[LatencyPoint, ...]
+    decode: tuple[LatencyPoint, ...]
+    state_bytes: dict[int, int]
+    """Context length -> bytes really held for one sequence after that many tokens."""
+    peak_memory_bytes: int
+    threads: int
+
+
+class Started(_Message):
+    """The worker is up: where it runs."""
+
+    kind: Literal["started"] = "started"
+    node: str
+    pid: int
+    device_model: str
+
+
+class Evaluated(_Message):
+    """Training is done. `weights` is a safetensors file of the best member at the chosen rate."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    evaluation: Evaluation
+    weights: bytes
+
+
+class Profiled(_Message):
+    """Profiling is done; the last event of a trial that went well."""
+
+    kind: Literal["profiled"] = "profiled"
+    profile: Profile
+
+
+class Failed(_Message):
+    """The trial ends without a result."""
+
+    kind: Literal["failed"] = "failed"
+    failure: FailureClass
+    message: str
+    traceback: str = ""
+
+
+Event = Annotated[Started | Rung | Evaluated | Profiled | Failed, Field(discriminator="kind")]
+_events: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def read_event(text: str | bytes) -> Event:
+    """Parse one event from its JSON."""
+    return _events.validate_json(text)
+
+
+def recipe_hash(task: MqarSpec, train: TrainSpec, seed: int, code: str) -> str:
+    """Key of an evaluation beside the architecture: data, training, seed and code version.
+
+    `code` is the package version plus the digests of the one-off plugin files the architecture
+    uses, so that an edited plugin is trained anew.
+    """
+    text = "\n".join((task.canonical_json, train.canonical_json, str(seed), code))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

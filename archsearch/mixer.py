@@ -1,0 +1,106 @@
+"""The whole contract of a mixer plugin: one class, ordinary PyTorch, written for one model.
+
+A mixer maps a sequence of vectors to a sequence of vectors and may keep a state between segments.
+It knows nothing of populations, devices, Ray, Optuna or the model around it. `archsearch.testing`
+ships the tests that hold a plugin to what it declares here.
+
+Shape suffixes: B batch, T tokens, D model width.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+"""What a mixer keeps of the past, by name; every tensor has the batch as its first dimension."""
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor that decoding **one** sequence keeps; the batch is not in `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def state_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Mixer(nn.Module):
+    """Base of every mixer: subclass it, nest a `Config`, write `mix`.
+
+    `forward` and `step` follow from `mix`; override them for speed, and the contract still holds
+    them equal. The mixer owns its initialisation.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Fields with declared ranges, defaults and units. Nothing is repeated elsewhere."""
+
+        d_model: int
+
+        def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+            """Every tensor kept while decoding one sequence of up to `context_len` tokens.
+
+            KV entries are in the compute dtype `dtype`; recurrent states and normalisers are fp32.
+            """
+            raise NotImplementedError
+
+        def flops(self, context_len: int) -> int:
+            """Forward FLOPs per token, averaged over a context; one multiply-add counts 2."""
+            raise NotImplementedError
+
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Kernel families this mixer calls, and the backends it allows for each."""
+
+    residual_projections: ClassVar[tuple[str, ...]] = ()
+    """Names of the parameters that write to the residual stream; the model may rescale these."""
+
+    config: Config
+    backends: dict[str, str]
+    """Resolved backend of each kernel family; set by the model, `reference` until then."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.backends = dict.fromkeys(self.kernels, "reference")
+
+    def init_state(
+        self, batch: int, context_len: int, dtype: torch.dtype, device: torch.device | str
+    ) -> State:
+        """Return the empty state: zeros of exactly what `state_spec` declares."""
+        return {
+            part.name: torch.zeros(batch, *part.shape, dtype=part.dtype, device=device)
+            for part in self.config.state_spec(context_len, dtype)
+        }
+
+    def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        """Mix a whole segment, continuing from any state; the given state is left as it was.
+
+        Segments of any lengths, one after the other, give what one pass over all of them gives.
+        """
+        raise NotImplementedError
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Mix a whole sequence from the empty state and keep no state (training)."""
+        state = self.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype, x_BTD.device)
+        return self.mix(x_BTD, state)[0]
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """Mix one token. May update the state in place: the one passed in is spent.
+
+        Reads nothing back to the host, so that a decode loop can be captured in a CUDA graph.
+        """
+        y_BTD, state = self.mix(x_BD.unsqueeze(1), state)
+        return y_BTD.squeeze(1), state
+
+
+def state_bytes(config: Mixer.Config, context_len: int, dtype: torch.dtype) -> int:
+    """Bytes that decoding one sequence of `context_len` tokens keeps in this mixer."""
+    return sum(part.state_bytes for part in config.state_spec(context_len, dtype))

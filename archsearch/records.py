@@ -1,0 +1,103 @@
+"""What the database remembers of a study, as plain values for everyone who reads it.
+
+The store returns these; the front, the report, MLflow and the command line are made from them.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from archsearch.arch import ArchSpec
+from archsearch.errors import FailureClass
+from archsearch.messages import Evaluation, Profile, Rung
+from archsearch.spec import StudySpec
+
+
+class TrialState(StrEnum):
+    """Where a trial stands. Everything but PENDING is final."""
+
+    PENDING = "pending"
+    """Proposed; waiting for a worker, running, or to be run again after a loss."""
+    COMPLETE = "complete"
+    """Evaluated and profiled."""
+    DUPLICATE = "duplicate"
+    """An architecture that this study already has; answered from the earlier trial."""
+    INFEASIBLE = "infeasible"
+    """Excluded before training by a limit or a mixer's own rule."""
+    FAILED = "failed"
+    """Ended without a result; `failure` says why."""
+
+    @property
+    def is_final(self) -> bool:
+        return self is not TrialState.PENDING
+
+
+class AttemptState(StrEnum):
+    """Where one try at a trial stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One try at a trial, on one worker."""
+
+    attempt: int
+    token: str
+    state: AttemptState
+    node: str | None
+    pid: int | None
+    started_at: datetime
+    finished_at: datetime | None
+    failure: FailureClass | None
+    message: str
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial. `number` counts from 0 in the order of proposal.
+
+    `metrics` holds every metric at the context and batch of the study's objectives; analytic ones
+    are present from the start, measured ones once COMPLETE (or DUPLICATE of a complete one).
+    `violations` are sentences, empty if feasible.
+    """
+
+    study: str
+    number: int
+    state: TrialState
+    arch: ArchSpec
+    params: dict[str, bool | int | float | str]
+    metrics: dict[str, float]
+    violations: tuple[str, ...]
+    duplicate_of: int | None
+    failure: FailureClass | None
+    message: str
+    traceback: str
+    proposed_at: datetime
+    finished_at: datetime | None
+    from_cache: bool
+    attempts: tuple[AttemptRecord, ...] = ()
+    rungs: tuple[Rung, ...] = ()
+    evaluation: Evaluation | None = None
+    profile: Profile | None = None
+    weights_path: str | None = None
+
+    @property
+    def feasible(self) -> bool:
+        return self.state is TrialState.COMPLETE and not self.violations
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """One study. `reference` is the hypervolume's reference point, by metric."""
+
+    name: str
+    spec: StudySpec
+    created_at: datetime
+    stop_reason: str | None
+    coordinator: str | None
+    """Who holds the study now, such as `host1 pid 4711`; None if nobody does."""
+    seconds_run: float
+    reference: dict[str, float] = field(default_factory=dict)

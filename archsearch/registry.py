@@ -1,0 +1,142 @@
+"""Mixer name -> class. Built-ins are files of `archsearch_plugins`, third parties an entry point.
+
+One-off files named in a study (`plugins: [./my_mixer.py]`) are registered by path. The name of a
+mixer is the name of its module. Two plugins of one name are an error. Listing names imports none.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from archsearch.errors import InfeasibleError, PluginError, nearest
+from archsearch.mixer import Mixer
+from archsearch.space import Field, Value, fields_of
+
+BUILTIN_PACKAGE = "archsearch_plugins"
+ENTRY_POINT_GROUP = "archsearch.mixers"
+_FILE_MODULE_PREFIX = "archsearch_study_plugin_"
+_files: dict[str, Path] = {}
+
+
+def _sources() -> dict[str, str]:
+    """Mixer name -> module to import, for everything installed."""
+    spec = importlib.util.find_spec(BUILTIN_PACKAGE)
+    assert spec is not None and spec.submodule_search_locations is not None
+    found = {
+        module.name: f"{BUILTIN_PACKAGE}.{module.name}"
+        for module in pkgutil.iter_modules(spec.submodule_search_locations)
+    }
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in found:
+            raise PluginError(
+                f"two mixers are called '{point.name}': {found[point.name]} and {point.value}; "
+                "rename one of the entry points"
+            )
+        found[point.name] = point.value
+    return found
+
+
+def mixer_names() -> tuple[str, ...]:
+    """Names of every mixer that a study can use, sorted. Imports no plugin."""
+    return tuple(sorted({*_sources(), *_files}))
+
+
+def add_plugin_file(path: Path) -> str:
+    """Register a one-off mixer file; its mixer is named after the file. Returns that name.
+
+    Raises:
+        PluginError: the file does not exist, is no Python file, or its name is taken.
+    """
+    path = path.resolve()
+    name = path.stem
+    if path.suffix != ".py" or not path.is_file():
+        raise PluginError(f"plugin {path} is not a Python file; a plugin is a path to one .py file")
+    if name in _sources():
+        raise PluginError(f"plugin {path} would be a second mixer called '{name}'; rename the file")
+    if _files.get(name, path) != path:
+        raise PluginError(f"two plugin files are called '{name}': {_files[name]} and {path}")
+    _files[name] = path
+    return name
+
+
+def _import(name: str) -> ModuleType:
+    if name not in _files:
+        return importlib.import_module(_sources()[name])
+    module_name = _FILE_MODULE_PREFIX + name
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, _files[name])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their own module up while being made
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+@cache
+def load_mixer(name: str) -> type[Mixer]:
+    """Import one mixer and return its class.
+
+    Raises:
+        PluginError: no such mixer, or its module fails to import or does not define exactly one.
+    """
+    names = mixer_names()
+    if name not in names:
+        raise PluginError(
+            f"no mixer '{name}'{nearest(name, names)}; installed mixers: {', '.join(names)}"
+        )
+    try:
+        module = _import(name)
+    except Exception as error:
+        raise PluginError(f"mixer '{name}' fails to import: {error!r}") from error
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Mixer)
+        and value.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        raise PluginError(
+            f"mixer '{name}': {module.__name__} defines {len(classes)} Mixer classes; "
+            "a plugin file defines exactly one"
+        )
+    return classes[0]
+
+
+def mixer_fields(name: str) -> Mapping[str, Field]:
+    """Fields of a mixer's config with types, defaults and declared ranges."""
+    try:
+        return fields_of(load_mixer(name).Config)
+    except TypeError as error:
+        raise PluginError(f"mixer '{name}': {error}") from error
+
+
+def make_config(name: str, d_model: int, values: Mapping[str, Value]) -> Mixer.Config:
+    """Build a mixer's config from plain values; fields not given take their defaults.
+
+    Raises:
+        PluginError: an unknown field.
+        InfeasibleError: the mixer's own rules exclude these values (its `ValueError`).
+    """
+    fields = mixer_fields(name)
+    for key in values:
+        if key not in fields:
+            raise PluginError(
+                f"mixer '{name}' has no field '{key}'{nearest(key, fields)}; "
+                f"its fields: {', '.join(fields) or 'none'}"
+            )
+    try:
+        return load_mixer(name).Config(d_model=d_model, **values)
+    except ValueError as error:
+        raise InfeasibleError(f"mixer '{name}': {error}") from error

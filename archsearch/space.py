@@ -1,0 +1,98 @@
+"""Search domains a mixer declares beside its fields, and how they are read off a config dataclass.
+
+Every domain is finite and ordered, so a study can be counted, its corners found, and an exhausted
+space recognised. Knows nothing of Optuna or YAML.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True, init=False)
+class Choice:
+    """An explicit list of values: `Annotated[int, Choice(1, 2, 4)]`."""
+
+    values: tuple[Value, ...]
+
+    def __init__(self, *values: Value) -> None:
+        if not values:
+            raise ValueError("Choice needs at least one value")
+        object.__setattr__(self, "values", values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Integers from `low` to `high`, both included, spaced linearly by `step` or doubling."""
+
+    low: int
+    high: int
+    step: int = 1
+    scale: Literal["linear", "log2"] = "linear"
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"Range is empty: from {self.low} to {self.high}")
+        if self.step < 1:
+            raise ValueError(f"Range step is {self.step}; it must be at least 1")
+        if self.scale == "log2" and self.low < 1:
+            raise ValueError(f"a log2 Range starts at {self.low}; it must start at 1 or more")
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        if self.scale == "linear":
+            return tuple(range(self.low, self.high + 1, self.step))
+        values = [self.low]
+        while values[-1] * 2 <= self.high:
+            values.append(values[-1] * 2)
+        return tuple(values)
+
+
+Domain = Choice | Range
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a mixer's config. `domain` is None where nothing is searched by default."""
+
+    name: str
+    type: type
+    default: Value
+    domain: Domain | None
+    doc: str
+
+    @property
+    def candidates(self) -> tuple[Value, ...]:
+        """What a search tries when the study does not narrow it."""
+        return (self.default,) if self.domain is None else self.domain.values
+
+
+def fields_of(config: type) -> Mapping[str, Field]:
+    """Read the searchable and fixed fields off a config dataclass, in declaration order.
+
+    `d_model` is left out: the model's width gives it. A field is `Annotated[type, domain, "doc"]`,
+    where both annotations are optional.
+
+    Raises:
+        TypeError: a field without a default, or of a type that is not bool, int, float or str.
+    """
+    hints = get_type_hints(config, include_extras=True)
+    found: dict[str, Field] = {}
+    for field in dataclasses.fields(config):
+        if field.name == "d_model":
+            continue
+        hint = hints[field.name]
+        annotated = get_origin(hint) is Annotated
+        kind, *notes = get_args(hint) if annotated else (hint,)
+        where = f"{config.__qualname__}.{field.name}"
+        if kind not in (bool, int, float, str):
+            raise TypeError(f"{where} has type {kind}; a field is a bool, int, float or str")
+        if field.default is dataclasses.MISSING:
+            raise TypeError(f"{where} has no default")
+        domain = next((note for note in notes if isinstance(note, Choice | Range)), None)
+        doc = next((note for note in notes if isinstance(note, str)), "")
+        found[field.name] = Field(field.name, kind, field.default, domain, doc)
+    return found

@@ -1,0 +1,1 @@
+"""Kernel families for sequence mixers. Depends on torch only; imports no backend until asked."""
