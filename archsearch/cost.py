@@ -1,0 +1,99 @@
+"""What an architecture costs, known without running it: parameters, state bytes, FLOPs per token.
+
+Exact: parameters are counted on the meta device, state bytes come from the mixers' declarations
+(and are compared with what decoding really keeps when a trial is profiled). Also the cheap gates:
+which limits of a study an architecture breaks. Knows nothing of training.
+"""
+
+import torch
+
+from archsearch.arch import ArchSpec
+from archsearch.channel import inner_width
+from archsearch.errors import InfeasibleError
+from archsearch.mixer import state_bytes as mixer_state_bytes
+from archsearch.model import LanguageModel
+from archsearch.spec import MEASURED_AFTER_TRAINING, Limit, Metric, Objective, StudySpec
+
+_UNITS = {"state_bytes": "bytes", "parameters": "parameters", "flops_per_token": "FLOPs per token"}
+_OF_CONTEXT = ("state_bytes", "flops_per_token")
+
+
+def compute_dtype(precision: str) -> torch.dtype:
+    """Dtype of activations and KV caches under a recipe's precision (`fp32`, `tf32`, `bf16`)."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def parameters(arch: ArchSpec, vocab_size: int) -> int:
+    """Number of parameters; the tied embedding counts once. Raises PluginError, InfeasibleError."""
+    with torch.device("meta"):
+        model = LanguageModel(arch, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def state_bytes(arch: ArchSpec, context: int, dtype: torch.dtype) -> int:
+    """Bytes that decoding one sequence of `context` tokens keeps, KV entries being in `dtype`."""
+    return sum(mixer_state_bytes(config, context, dtype) for config in arch.configs())
+
+
+def flops_per_token(arch: ArchSpec, vocab_size: int, context: int) -> int:
+    """Forward FLOPs per token, averaged over a context; one multiply-add counts 2.
+
+    Mixers declare their own; the gated MLP has three matrices; the head one. The embedding look-up,
+    norms and residual sums are left out.
+    """
+    mixers = sum(config.flops(context) for config in arch.configs())
+    channels = len(arch.layers) * 6 * arch.width * inner_width(arch.channel_mixer, arch.width)
+    return mixers + channels + 2 * arch.width * vocab_size
+
+
+def _known(arch: ArchSpec, spec: StudySpec, metric: Metric, context: int) -> int:
+    if metric == "parameters":
+        return parameters(arch, spec.task.vocab_size)
+    if metric == "flops_per_token":
+        return flops_per_token(arch, spec.task.vocab_size, context)
+    assert metric == "state_bytes", metric
+    return state_bytes(arch, context, compute_dtype(spec.train.precision))
+
+
+def known_metrics(arch: ArchSpec, spec: StudySpec) -> dict[str, float]:
+    """Every metric that the architecture alone decides.
+
+    At the context of the objective, else of the limit, else at the task's longest sequence.
+
+    Raises:
+        PluginError, InfeasibleError: from the mixers of the architecture.
+    """
+    axes: tuple[Objective | Limit, ...] = (*spec.objectives, *spec.limits)
+    asked: dict[str, int] = {}
+    for axis in axes:
+        if axis.context is not None:
+            asked.setdefault(axis.metric, axis.context)
+    metrics: tuple[Metric, ...] = ("state_bytes", "parameters", "flops_per_token")
+    return {
+        metric: float(_known(arch, spec, metric, asked.get(metric, spec.task.longest)))
+        for metric in metrics
+    }
+
+
+def violations(arch: ArchSpec, spec: StudySpec) -> tuple[str, ...]:
+    """Sentences that say why the study excludes this architecture before training; empty if not.
+
+    Limits on measured metrics are not looked at here.
+    """
+    try:
+        arch.configs()
+    except InfeasibleError as error:
+        return (str(error),)
+    found = []
+    for limit in spec.limits:
+        if limit.metric in MEASURED_AFTER_TRAINING:
+            continue
+        context = limit.context or spec.task.longest
+        value = _known(arch, spec, limit.metric, context)
+        if value > limit.maximum:
+            where = f" at context {context}" if limit.metric in _OF_CONTEXT else ""
+            found.append(
+                f"{limit.metric}{where} is {value:,} {_UNITS[limit.metric]}; "
+                f"the limit is {limit.maximum:,.0f}"
+            )
+    return tuple(found)

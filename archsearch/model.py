@@ -1,0 +1,161 @@
+"""LanguageModel: an architecture and a vocabulary size become one module.
+
+Tied embedding and head, pre-norm blocks `r = r + mixer(norm(r))` (then `r = r + channel(norm(r))`
+if there is a channel mixer), a final norm, and no positional embedding: mixers own their positions.
+Embeddings start as N(0, 0.02); the declared residual projections are divided by sqrt(2 * layers),
+as in GPT-2. Knows nothing of tasks, populations or optimisers.
+
+Dropout is a pure function of a key and of the position in the batch, not of a generator: one key
+gives one mask on every device, alone or under vmap, and a captured step needs no generator state.
+
+Shape suffixes: B batch, T tokens, K labelled positions, D width, V vocabulary.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from archsearch.arch import ArchSpec
+from archsearch.channel import SwiGlu, make_channel_mixer
+from archsearch.mixer import Mixer, State
+from archsearch.registry import load_mixer
+
+_INIT_STD = 0.02
+ModelState = tuple[State, ...]
+"""The state of each layer's mixer, in order of depth."""
+
+
+class Block(nn.Module):
+    """One layer: a mixer and, after it, a channel mixer if the architecture has one."""
+
+    def __init__(self, width: int, mixer: Mixer, channel: SwiGlu | None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mixer = mixer
+        self.channel_norm = nn.LayerNorm(width) if channel is not None else None
+        self.channel = channel
+
+    def mix_channels(self, r_D: Tensor) -> Tensor:
+        """Add the channel mixer to a residual stream of any leading shape."""
+        if self.channel is None or self.channel_norm is None:
+            return r_D
+        y_D: Tensor = self.channel(self.channel_norm(r_D))
+        return r_D + y_D
+
+
+class LanguageModel(nn.Module):
+    """The trained and exported model.
+
+    Args:
+        embed_dropout: share of embedding features that a forward pass with a key sets to zero.
+
+    Raises:
+        PluginError, InfeasibleError: from the mixers of the architecture.
+    """
+
+    def __init__(self, arch: ArchSpec, vocab_size: int, embed_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.arch = arch
+        self.vocab_size = vocab_size
+        self.embed_dropout = embed_dropout
+        self.embedding = nn.Embedding(vocab_size, arch.width)
+        nn.init.normal_(self.embedding.weight, std=_INIT_STD)
+        blocks = []
+        for layer in arch.layers:
+            mixer = load_mixer(layer.mixer)(layer.config(arch.width))
+            blocks.append(
+                Block(arch.width, mixer, make_channel_mixer(arch.channel_mixer, arch.width))
+            )
+        self.blocks: nn.ModuleList = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(arch.width)
+        self._scale_residual_projections()
+
+    @torch.no_grad()
+    def _scale_residual_projections(self) -> None:
+        scale = 1 / math.sqrt(2 * max(1, len(self.blocks)))
+        for block in self.layers:
+            for part in (block.mixer, block.channel):
+                if part is not None:
+                    for name in part.residual_projections:
+                        part.get_parameter(name).mul_(scale)
+
+    @property
+    def layers(self) -> tuple[Block, ...]:
+        """The blocks, in order of depth."""
+        return tuple(block for block in self.blocks if isinstance(block, Block))
+
+    def forward(
+        self, tokens_BT: Tensor, at_BK: Tensor | None = None, dropout_key: Tensor | None = None
+    ) -> Tensor:
+        """Return the final hidden vectors: hidden_BTD, or hidden_BKD at the positions `at_BK`.
+
+        Nothing after the last mixer looks across positions, so only the asked rows pass through it.
+
+        Args:
+            at_BK: int64 positions in [0, T).
+            dropout_key: a scalar int64 tensor; embedding dropout is applied only if it is given.
+        """
+        r_BTD = F.embedding(tokens_BT, self.embedding.weight)
+        if dropout_key is not None and self.embed_dropout > 0:
+            r_BTD = drop(r_BTD, self.embed_dropout, dropout_key)
+        for block in self.layers[:-1]:
+            r_BTD = block.mix_channels(r_BTD + block.mixer(block.norm(r_BTD)))
+        for block in self.layers[-1:]:
+            y_BTD = block.mixer(block.norm(r_BTD))
+            if at_BK is not None:
+                r_BTD, y_BTD = _rows(r_BTD, at_BK), _rows(y_BTD, at_BK)
+            r_BTD = block.mix_channels(r_BTD + y_BTD)
+        hidden: Tensor = self.norm(r_BTD)
+        return hidden
+
+    def logits(self, hidden_D: Tensor) -> Tensor:
+        """Scores over the vocabulary, logits_V, for hidden vectors of any leading shape."""
+        return F.linear(hidden_D, self.embedding.weight)
+
+    def init_state(
+        self, batch: int, context_len: int, dtype: torch.dtype, device: torch.device | str
+    ) -> ModelState:
+        """Return the empty state for sequences of up to `context_len` tokens."""
+        return tuple(
+            block.mixer.init_state(batch, context_len, dtype, device) for block in self.layers
+        )
+
+    def mix(self, tokens_BT: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Read a segment from any state; return hidden_BTD and the new state (old one kept)."""
+        r_BTD = F.embedding(tokens_BT, self.embedding.weight)
+        after = []
+        for block, before in zip(self.layers, state, strict=True):
+            y_BTD, new = block.mixer.mix(block.norm(r_BTD), before)
+            r_BTD = block.mix_channels(r_BTD + y_BTD)
+            after.append(new)
+        return self.norm(r_BTD), tuple(after)
+
+    def step(self, token_B: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Read one token; return logits_BV and the new state. The state passed in is spent."""
+        r_BD = F.embedding(token_B, self.embedding.weight)
+        after = []
+        for block, before in zip(self.layers, state, strict=True):
+            y_BD, new = block.mixer.step(block.norm(r_BD), before)
+            r_BD = block.mix_channels(r_BD + y_BD)
+            after.append(new)
+        return self.logits(self.norm(r_BD)), tuple(after)
+
+
+def _rows(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+    return x_BTD.gather(1, at_BK.unsqueeze(-1).expand(-1, -1, x_BTD.shape[-1]))
+
+
+def drop(x: Tensor, share: float, key: Tensor) -> Tensor:
+    """Set a `share` of the features to zero and scale the others by 1 / (1 - share).
+
+    The mask is a 32-bit integer hash of (key, flat index): two keyed rounds of xor-shift and
+    multiply with the constants of Wellons' `lowbias32`, in int64 arithmetic masked to 32 bits.
+    """
+    low = 0xFFFFFFFF
+    bits = torch.arange(x.numel(), device=x.device).view(x.shape)
+    for multiplier in (0x7FEB352D, 0x846CA68B):
+        bits = (bits ^ bits >> 16) * multiplier + key & low
+    kept = (bits ^ bits >> 16) >= int(share * 2**32)
+    return x * kept / (1 - share)
