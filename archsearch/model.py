@@ -147,15 +147,17 @@ def _rows(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
     return x_BTD.gather(1, at_BK.unsqueeze(-1).expand(-1, -1, x_BTD.shape[-1]))
 
 
-def drop(x: Tensor, share: float, key: Tensor) -> Tensor:
-    """Set a `share` of the features to zero and scale the others by 1 / (1 - share).
-
-    The mask is a 32-bit integer hash of (key, flat index): two keyed rounds of xor-shift and
-    multiply with the constants of Wellons' `lowbias32`, in int64 arithmetic masked to 32 bits.
-    """
+def hash32(x: Tensor) -> Tensor:
+    """Map integers to 32-bit ones that look random: Wellons' `lowbias32`, in int64 arithmetic."""
     low = 0xFFFFFFFF
-    bits = torch.arange(x.numel(), device=x.device).view(x.shape)
-    for multiplier in (0x7FEB352D, 0x846CA68B):
-        bits = (bits ^ bits >> 16) * multiplier + key & low
-    kept = (bits ^ bits >> 16) >= int(share * 2**32)
+    x = x & low
+    for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ x >> shift) * multiplier & low
+    return x ^ x >> 16
+
+
+def drop(x: Tensor, share: float, key: Tensor) -> Tensor:
+    """Set a `share` of the features to zero and scale the others by 1 / (1 - share)."""
+    index = torch.arange(x.numel(), device=x.device).view(x.shape)
+    kept = hash32(index + hash32(key)) >= int(share * 2**32)
     return x * kept / (1 - share)
