@@ -10,7 +10,7 @@ from typing import Literal
 
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass
-from archsearch.messages import Evaluation, Profile, Rung
+from archsearch.messages import Evaluation, PluginFile, Profile, Rung
 from archsearch.spec import StudySpec
 
 
@@ -102,6 +102,10 @@ class StudyRecord:
     """Who holds the study now, such as `host1 pid 4711`; None if nobody does."""
     seconds_run: float
     reference: dict[str, float] = field(default_factory=dict)
+    device_model: str | None = None
+    """Device that the first trial ran on; latencies of one study come from one device model."""
+    plugins: tuple[PluginFile, ...] = ()
+    """One-off mixer files of the study, by content."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,150 @@
+"""Tables of the database: what is kept of studies, trials, attempts, evaluations and profiles.
+
+Their names begin with `archsearch_`, because Optuna's own tables live at the same URL. Times are
+UTC; SQLite keeps no zone, so `UtcDateTime` adds it on the way out. Big plain values (architectures,
+evaluations, profiles) are JSON. The schema is made by the migrations, never from here; a test
+holds the two equal.
+"""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC, with its zone on the Python side."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        assert value is None or value.tzinfo is not None
+        return value.astimezone(UTC) if value is not None else None
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.astimezone(UTC) if value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+metadata = MetaData()
+
+studies = Table(
+    "archsearch_studies",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(255), nullable=False, unique=True),
+    Column("spec", JSON, nullable=False),
+    Column("identity", String(64), nullable=False),
+    Column("plugins", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("stop_reason", String(64)),
+    Column("seconds_run", Float, nullable=False),
+    Column("reference", JSON, nullable=False),
+    Column("device_model", String(255)),
+    # The coordinator that holds the study; all null if nobody does.
+    Column("lease_token", String(64)),
+    Column("lease_holder", JSON),
+    Column("lease_until", UtcDateTime),
+)
+
+evaluations = Table(
+    "archsearch_evaluations",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("arch_hash", String(64), nullable=False),
+    Column("recipe_hash", String(64), nullable=False),
+    Column("evaluation", JSON, nullable=False),
+    Column("weights_path", Text),
+    Column("weights_sha256", String(64)),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("arch_hash", "recipe_hash", name="uq_archsearch_evaluations"),
+)
+
+profiles = Table(
+    "archsearch_profiles",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("arch_hash", String(64), nullable=False),
+    Column("device_model", String(255), nullable=False),
+    Column("profile_key", String(64), nullable=False),
+    Column("profile", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("arch_hash", "device_model", "profile_key", name="uq_archsearch_profiles"),
+)
+
+trials = Table(
+    "archsearch_trials",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", ForeignKey("archsearch_studies.id"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("arch_hash", String(64), nullable=False),
+    Column("arch", JSON, nullable=False),
+    Column("params", JSON, nullable=False),
+    # What the sampler noted with its proposal, so that going on later proposes the same.
+    Column("sampler_notes", JSON, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("violations", JSON, nullable=False),
+    Column("duplicate_of", Integer),
+    Column("failure", String(32)),
+    Column("message", Text, nullable=False),
+    Column("traceback", Text, nullable=False),
+    Column("proposed_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
+    Column("optuna_number", Integer),
+    Column("from_cache", Boolean, nullable=False),
+    Column("evaluation_id", ForeignKey("archsearch_evaluations.id")),
+    Column("profile_id", ForeignKey("archsearch_profiles.id")),
+    # The outbox: null on a final trial that is still to be shown in MLflow.
+    Column("published_at", UtcDateTime),
+    UniqueConstraint("study_id", "number", name="uq_archsearch_trials"),
+    Index("ix_archsearch_trials_arch_hash", "study_id", "arch_hash"),
+)
+
+attempts = Table(
+    "archsearch_attempts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("trial_id", ForeignKey("archsearch_trials.id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("token", String(64), nullable=False, unique=True),
+    Column("state", String(16), nullable=False),
+    Column("node", String(255)),
+    Column("pid", Integer),
+    Column("device_model", String(255)),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
+    Column("failure", String(32)),
+    Column("message", Text, nullable=False),
+    # An answer that came after the attempt was given up: kept for people, never used.
+    Column("late_answer", JSON),
+    UniqueConstraint("trial_id", "attempt", name="uq_archsearch_attempts"),
+)
+
+rungs = Table(
+    "archsearch_rungs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("attempt_id", ForeignKey("archsearch_attempts.id"), nullable=False),
+    Column("rung", Integer, nullable=False),
+    Column("report", JSON, nullable=False),
+    UniqueConstraint("attempt_id", "rung", name="uq_archsearch_rungs"),
+)
