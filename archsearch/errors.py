@@ -43,7 +43,10 @@ class ArchsearchError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a study file: 1-based line and column, dotted path, and a sentence."""
+    """One thing wrong with a study file: 1-based line and column, dotted path, and a sentence.
+
+    Line 0 stands for the file as a whole.
+    """
 
     line: int
     column: int
@@ -60,8 +63,12 @@ class SpecError(ArchsearchError):
         self.source = source
         self.problems = tuple(problems)
         super().__init__(
-            "\n".join(f"{source}:{p.line}:{p.column}: {p.path}: {p.message}" for p in self.problems)
+            "\n".join(f"{_where(source, p)}: {p.path}: {p.message}" for p in self.problems)
         )
+
+
+def _where(source: str, problem: Problem) -> str:
+    return f"{source}:{problem.line}:{problem.column}" if problem.line else source
 
 
 class UsageError(ArchsearchError):
