@@ -12,6 +12,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from archsearch.errors import PluginError
 from archsearch.mixer import Mixer
 from archsearch.registry import make_config, mixer_fields
 from archsearch.space import Value
@@ -78,10 +79,15 @@ class ArchSpec(BaseModel):
 
 
 def _layer_summary(layer: LayerSpec) -> str:
-    declared = mixer_fields(layer.mixer)
-    shown = [
-        f"{name}={value}"
-        for name, value in layer.fields.items()
-        if declared[name].domain is not None
-    ]
+    try:
+        declared = mixer_fields(layer.mixer)
+    except PluginError:
+        # A stored architecture may outlive its mixer; then every field is shown.
+        shown = [f"{name}={value}" for name, value in layer.fields.items()]
+    else:
+        shown = [
+            f"{name}={value}"
+            for name, value in layer.fields.items()
+            if name not in declared or declared[name].domain is not None
+        ]
     return f"{layer.mixer}({', '.join(shown)})" if shown else layer.mixer

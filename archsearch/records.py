@@ -6,7 +6,6 @@ The store returns these; the front, the report, MLflow and the command line are 
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
 
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass
@@ -106,37 +105,3 @@ class StudyRecord:
     """Device that the first trial ran on; latencies of one study come from one device model."""
     plugins: tuple[PluginFile, ...] = ()
     """One-off mixer files of the study, by content."""
-
-
-@dataclass(frozen=True)
-class RunningTrial:
-    """A trial under way: what a person wants to see of it. `progress` is 0 to 1, of training."""
-
-    number: int
-    architecture: str
-    attempt: int
-    node: str | None
-    stage: Literal["waiting", "training", "profiling"]
-    progress: float
-    selection_recall: float | None
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A study at one moment, as the coordinator shows it to its observer.
-
-    `wanted` is the budget in trials; `best` has each objective's best value so far; `news` has one
-    sentence for everything that happened since the snapshot before, such as `trial 3 complete`.
-    """
-
-    study: str
-    counts: dict[TrialState, int]
-    running: tuple[RunningTrial, ...]
-    wanted: int
-    best: dict[str, float]
-    front_size: int
-    hypervolume: float
-    elapsed_s: float
-    remaining_s: float | None
-    news: tuple[str, ...] = ()
