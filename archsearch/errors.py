@@ -89,6 +89,10 @@ class InfeasibleError(ArchsearchError):
     exit_code = 2
 
 
+class DivergedError(ArchsearchError):
+    """Every member of a population reached a loss that is not finite."""
+
+
 class KernelRefusedError(ArchsearchError):
     """A kernel backend that does not exist, or whose numbers differ from the reference here."""
 

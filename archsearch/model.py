@@ -12,13 +12,16 @@ Shape suffixes: B batch, T tokens, K labelled positions, D width, V vocabulary.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
+from archsearch_kernels import resolve
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from archsearch.arch import ArchSpec
 from archsearch.channel import SwiGlu, make_channel_mixer
+from archsearch.errors import PluginError
 from archsearch.mixer import Mixer, State
 from archsearch.registry import load_mixer
 
@@ -81,6 +84,12 @@ class LanguageModel(nn.Module):
                     for name in part.residual_projections:
                         part.get_parameter(name).mul_(scale)
 
+    def use_backends(self, backends: Mapping[str, str]) -> None:
+        """Have every mixer call these backends; families not named keep the reference."""
+        for block in self.layers:
+            mixer = block.mixer
+            mixer.backends |= {name: backends[name] for name in mixer.kernels if name in backends}
+
     @property
     def layers(self) -> tuple[Block, ...]:
         """The blocks, in order of depth."""
@@ -141,6 +150,24 @@ class LanguageModel(nn.Module):
             r_BD = block.mix_channels(r_BD + y_BD)
             after.append(new)
         return self.logits(self.norm(r_BD)), tuple(after)
+
+
+def resolve_backends(arch: ArchSpec, device_type: str, dtype: torch.dtype) -> dict[str, str]:
+    """Answer `auto` once for every kernel family of an architecture: family -> backend.
+
+    A family that several mixers call gets one backend, which all of them allow.
+
+    Raises:
+        PluginError: an unknown mixer, or a mixer that names an unknown family.
+    """
+    allowed: dict[str, set[str]] = {}
+    for layer in arch.layers:
+        for name, backends in load_mixer(layer.mixer).kernels.items():
+            allowed[name] = allowed.get(name, set(backends)) & set(backends)
+    try:
+        return {name: resolve(name, device_type, dtype, allowed[name]) for name in sorted(allowed)}
+    except LookupError as error:
+        raise PluginError(f"architecture {arch.summary}: {error}") from error
 
 
 def _rows(x_BTD: Tensor, at_BK: Tensor) -> Tensor:

@@ -1,0 +1,321 @@
+"""Train M copies of one architecture together: learning rates x seeds, one pass over the data.
+
+Member parameters are views of one flat buffer [M, P]; the forward pass is a vmap over the plain
+module, the backward pass ordinary autograd of the summed member losses, so a member's numbers are
+those of a model trained alone, whatever M is and whoever the others are. A member whose loss is not
+finite is stopped and counted; it changes no other member.
+
+As in the published recipe, the examples are fixed for all epochs and every epoch runs the segments
+in the order of the task, short to long, without shuffling; a segment's last batch may be smaller.
+
+Between two rungs nothing is read back to the host. On CUDA each step is one captured graph per
+batch shape; on the CPU the same code runs uncaptured. Knows nothing of trials or messages.
+
+Shape suffixes: M members, P parameters; B batch, T tokens, K labelled positions, D width.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from archsearch.arch import ArchSpec
+from archsearch.cost import compute_dtype
+from archsearch.errors import DivergedError
+from archsearch.head import head_loss, hits
+from archsearch.messages import Rung
+from archsearch.model import LanguageModel, hash32
+from archsearch.mqar import Examples
+from archsearch.optimiser import FlatAdamW
+from archsearch.spec import TrainSpec
+
+_ALIGNMENT = 32
+"""Parameters start at multiples of this many elements, so that vector loads stay aligned."""
+_WARM_UP_RUNS = 2
+
+
+@dataclass(frozen=True)
+class Member:
+    """One copy. Members of one seed share initialisation and dropout at every learning rate."""
+
+    learning_rate: float
+    seed: int
+
+
+def members_of(train: TrainSpec) -> tuple[Member, ...]:
+    """Every learning rate with every seed, seeds varying fastest."""
+    return tuple(Member(rate, seed) for rate in train.learning_rates for seed in range(train.seeds))
+
+
+def _number(*parts: object) -> int:
+    """A 63-bit seed that depends on the parts alone."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def initial_model(
+    arch: ArchSpec, vocab_size: int, train: TrainSpec, seed: int, member_seed: int
+) -> LanguageModel:
+    """Build the model that a member starts from, on the CPU; leaves torch's generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_number("init", seed, member_seed))
+        return LanguageModel(arch, vocab_size, train.embed_dropout)
+
+
+class _Feed:
+    """Batches of one shape, fetched by a counter on the device, from `first` on, round and round.
+
+    Args:
+        rows: rows that the batches cover; a multiple of `size`.
+    """
+
+    def __init__(self, examples: Examples, first: int, rows: int, size: int) -> None:
+        self.examples = examples
+        self.first, self.rows = first, rows
+        device = examples.tokens.device
+        self.index_B = torch.arange(size, device=device)
+        self.next = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def fetch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens_BT, at_BK, labels_BK as int64 and move on."""
+        index_B = self.index_B + self.next + self.first
+        self.next.add_(len(self.index_B)).remainder_(self.rows)
+        parts = (self.examples.tokens, self.examples.at, self.examples.labels)
+        tokens_BT, at_BK, labels_BK = (part.index_select(0, index_B).long() for part in parts)
+        return tokens_BT, at_BK, labels_BK
+
+
+def _feeds(data: tuple[Examples, ...], batch: int) -> list[_Feed]:
+    """The batches of one epoch, in order; entries of one shape and segment are one object."""
+    plan: list[_Feed] = []
+    for examples in data:
+        whole = len(examples) // batch
+        rest = len(examples) - whole * batch
+        if whole:
+            plan += [_Feed(examples, 0, whole * batch, batch)] * whole
+        if rest:
+            plan.append(_Feed(examples, whole * batch, rest, rest))
+    return plan
+
+
+class Population:
+    """M copies of an architecture and their optimiser.
+
+    Args:
+        seed: of the study; with a member's own seed it decides that member's start.
+        backends: resolved backend of each kernel family.
+        dtype: of the master parameters (fp64 in tests). Activations are in this dtype too, but for
+            precision `bf16`, where the model sees bf16 copies of the parameters.
+
+    Raises:
+        PluginError, InfeasibleError: from the mixers of the architecture.
+    """
+
+    def __init__(
+        self,
+        arch: ArchSpec,
+        vocab_size: int,
+        members: tuple[Member, ...],
+        train: TrainSpec,
+        seed: int,
+        device: torch.device | str = "cpu",
+        backends: Mapping[str, str] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.members, self.train_spec = members, train
+        self.device = torch.device(device)
+        starts = {
+            one: initial_model(arch, vocab_size, train, seed, one)
+            for one in sorted({member.seed for member in members})
+        }
+        models = [starts[member.seed] for member in members]
+        self._lay_out(models, dtype)
+        self._model = models[0].to(device=self.device, dtype=dtype)
+        self._model.use_backends(backends or {})
+        self._dropout_M = torch.tensor(
+            [_number("dropout", seed, member.seed) for member in members], device=self.device
+        )
+        self.alive_M = torch.ones(len(members), dtype=torch.bool, device=self.device)
+        self._loss_sum_M = torch.zeros(len(members), dtype=dtype, device=self.device)
+
+    def _lay_out(self, models: list[LanguageModel], dtype: torch.dtype) -> None:
+        """Copy the members' parameters into one buffer and make the views the model works on."""
+        shapes = {name: p.shape for name, p in models[0].named_parameters()}
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        places, total = {}, 0
+        for name, size in sizes.items():
+            places[name] = slice(total, total + size)
+            total += math.ceil(size / _ALIGNMENT) * _ALIGNMENT
+        self.flat_MP = torch.zeros(len(models), total, dtype=dtype, device=self.device)
+        for row_P, model in zip(self.flat_MP, models, strict=True):
+            for name, parameter in model.named_parameters():
+                row_P[places[name]] = parameter.detach().flatten()
+        working = compute_dtype(self.train_spec.precision)
+        self._working_MP = self.flat_MP if working is torch.float32 else self.flat_MP.to(working)
+
+        def views(buffer_MP: Tensor) -> dict[str, Tensor]:
+            return {
+                name: buffer_MP[:, places[name]].view(-1, *shape) for name, shape in shapes.items()
+            }
+
+        self._views = views
+        self._parameters = {
+            name: view.detach().requires_grad_() for name, view in views(self._working_MP).items()
+        }
+        self._buffers, self._buffer_dims = _stack_buffers(models, self.device)
+
+    def _hidden(self, tokens_BT: Tensor, at_BK: Tensor, keys_M: Tensor | None) -> Tensor:
+        """Final hidden vectors of every member at the labelled rows: hidden_MND, N = B K."""
+
+        def one(
+            parameters: dict[str, Tensor], buffers: dict[str, Tensor], key: Tensor | None
+        ) -> Tensor:
+            hidden_BKD: Tensor = functional_call(
+                self._model, {**parameters, **buffers}, (tokens_BT, at_BK, key)
+            )
+            return hidden_BKD.flatten(0, 1)
+
+        in_dims = (0, self._buffer_dims, None if keys_M is None else 0)
+        grouped = vmap(one, in_dims=in_dims, randomness="different")
+        hidden_MND: Tensor = grouped(self._parameters, self._buffers, keys_M)
+        return hidden_MND
+
+    def _step(self, feed: _Feed, optimiser: FlatAdamW) -> None:
+        """One step of every member; launches work and reads nothing back."""
+        tokens_BT, at_BK, labels_BK = feed.fetch()
+        keys_M = None
+        if self.train_spec.embed_dropout > 0:
+            keys_M = hash32(self._dropout_M + optimiser.step)
+        if self._working_MP is not self.flat_MP:
+            self._working_MP.copy_(self.flat_MP)
+        hidden_MND = self._hidden(tokens_BT, at_BK, keys_M)
+        embedding_MVD = self._parameters["embedding.weight"]
+        loss_M = head_loss(hidden_MND, embedding_MVD, labels_BK.flatten())
+        gradients = torch.autograd.grad(loss_M.sum(), list(self._parameters.values()))
+        torch._foreach_copy_(list(self._views(optimiser.grad_MP).values()), list(gradients))
+        self.alive_M &= loss_M.isfinite()
+        self._loss_sum_M += loss_M.detach().masked_fill(~self.alive_M, 0.0)
+        optimiser.update(self.alive_M)
+
+    def train(self, data: tuple[Examples, ...], selection: tuple[Examples, ...]) -> Iterator[Rung]:
+        """Train to the end, yielding after each part of training what the members then recall.
+
+        Raises:
+            DivergedError: no member has a finite loss any more.
+        """
+        train = self.train_spec
+        plan = _feeds(data, train.batch_size)
+        rates = tuple(member.learning_rate for member in self.members)
+        optimiser = FlatAdamW(self.flat_MP, rates, train, len(plan))
+        run = self._captured(optimiser) if self.device.type == "cuda" else self._plain(optimiser)
+        total = train.epochs * len(plan)
+        stops = [round(total * (rung + 1) / train.rungs) for rung in range(train.rungs)]
+        begun, done = time.perf_counter(), 0
+        for rung, stop in enumerate(stops):
+            for step in range(done, stop):
+                run(plan[step % len(plan)])
+            losses = self._losses(max(1, stop - done))
+            done = stop
+            recall = tuple(_mean(by) for by in self.recall(selection))
+            yield Rung(
+                rung=rung,
+                step=done,
+                epoch=done / len(plan),
+                seconds=time.perf_counter() - begun,
+                train_loss=losses,
+                selection_recall=recall,
+            )
+
+    def _plain(self, optimiser: FlatAdamW) -> Callable[[_Feed], None]:
+        return lambda feed: self._step(feed, optimiser)
+
+    def _captured(self, optimiser: FlatAdamW) -> Callable[[_Feed], None]:
+        """Replay one CUDA graph a feed, captured when the feed is first used.
+
+        Warm-up runs really train, so everything a step changes is put back after each.
+        """
+        graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+        def run(feed: _Feed) -> None:
+            if id(feed) not in graphs:
+                graphs[id(feed)] = self._capture(feed, optimiser)
+            graphs[id(feed)].replay()
+
+        return run
+
+    def _capture(self, feed: _Feed, optimiser: FlatAdamW) -> torch.cuda.CUDAGraph:
+        changed = (*optimiser.tensors, self.alive_M, self._loss_sum_M, feed.next)
+        before = [tensor.clone() for tensor in changed]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_RUNS):
+                self._step(feed, optimiser)
+                for tensor, value in zip(changed, before, strict=True):
+                    tensor.copy_(value)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(feed, optimiser)
+        return graph
+
+    def _losses(self, steps: int) -> tuple[float | None, ...]:
+        """Mean training loss of each member since the last call; None for those that diverged."""
+        sums, alive = self._loss_sum_M.tolist(), self.alive_M.tolist()
+        self._loss_sum_M.zero_()
+        if not any(alive):
+            raise DivergedError(
+                f"all {len(self.members)} members reached a loss that is not finite; "
+                "the smallest learning rate was "
+                f"{min(member.learning_rate for member in self.members):g}"
+            )
+        return tuple(loss / steps if ok else None for loss, ok in zip(sums, alive, strict=True))
+
+    @torch.no_grad()
+    def recall(self, data: tuple[Examples, ...]) -> tuple[dict[str, float], ...]:
+        """Accuracy at the labelled positions, by segment name, for each member; 0 if diverged."""
+        if self._working_MP is not self.flat_MP:
+            self._working_MP.copy_(self.flat_MP)
+        embedding_MVD = self._parameters["embedding.weight"]
+        found_S: list[Tensor] = []
+        for examples in data:
+            found_M = torch.zeros(len(self.members), dtype=torch.int64, device=self.device)
+            for tokens_BT, at_BK, labels_BK in examples.batches(self.train_spec.test_batch_size):
+                hidden_MND = self._hidden(tokens_BT, at_BK, None)
+                found_M += hits(hidden_MND, embedding_MVD, labels_BK.flatten())
+            share_M = found_M.double() / examples.labels.numel()
+            found_S.append(share_M.masked_fill(~self.alive_M, 0.0))
+        names = [examples.name for examples in data]
+        shares = torch.stack(found_S, dim=1).tolist()
+        return tuple(dict(zip(names, row, strict=True)) for row in shares)
+
+    def weights(self, index: int) -> dict[str, Tensor]:
+        """Parameters and saved buffers of one member, on the CPU, by their names in the model."""
+        saved = self._model.state_dict()
+        rows = {name: view[index] for name, view in self._views(self.flat_MP).items()}
+        for name, value in self._buffers.items():
+            rows[name] = value if self._buffer_dims[name] is None else value[index]
+        return {name: rows[name].detach().clone().cpu() for name in saved}
+
+
+def _stack_buffers(
+    models: list[LanguageModel], device: torch.device
+) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+    """Buffers of the members: one copy (vmap dimension None) where all agree, else stacked."""
+    buffers: dict[str, Tensor] = {}
+    dims: dict[str, int | None] = {}
+    for name, first in models[0].named_buffers():
+        each = [model.get_buffer(name) for model in models]
+        same = all(torch.equal(first, other) for other in each)
+        buffers[name] = (first if same else torch.stack(each)).to(device)
+        dims[name] = None if same else 0
+    return buffers, dims
+
+
+def _mean(by_segment: Mapping[str, float]) -> float:
+    return sum(by_segment.values()) / len(by_segment)
