@@ -25,12 +25,13 @@ LAYERS: dict[str, int] = {
             "registry",
             "arch",
             "spec",
-            "messages compose recipes",
+            "messages compose recipes display",
             "records cost channel mqar",
             "model study_file front",
             "population profile kernel_check bundle",
             "trial testing",
-            "propose store tracking report cluster progress",
+            "propose store report cluster progress",
+            "tracking",
             "coordinator",
             "cli",
         ]
@@ -46,7 +47,7 @@ HOMES: dict[str, set[str]] = {
     "mlflow": {"archsearch/tracking.py"},
     "typer": {"archsearch/cli.py"},
     "optuna": {"archsearch/propose.py"},
-    "matplotlib": {"archsearch/report.py"},
+    "matplotlib": {"archsearch/report/picture.py"},
     "ruamel": {"archsearch/yaml_file.py"},
 }
 """Service library -> the files that may import it."""

@@ -1,0 +1,90 @@
+"""How metrics are called and written for people: labels, units, a few significant digits.
+
+The one home of names and formats for the terminal, the report, its picture and MLflow's notes.
+Knows nothing of where the numbers come from.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from archsearch.spec import Objective, StudySpec
+from archsearch.units import format_bytes, format_count, format_duration
+
+Kind = Literal["fraction", "bytes", "ms", "count", "seconds", "number"]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a metric is: its name for people, the kind of number, and whether more is better."""
+
+    label: str
+    kind: Kind
+    more_is_better: bool = False
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "recall": Quantity("recall", "fraction", more_is_better=True),
+    "recall_spread": Quantity("spread over seeds", "fraction"),
+    "state_bytes": Quantity("state", "bytes"),
+    "decode_ms": Quantity("decode latency", "ms"),
+    "prefill_ms": Quantity("prefill latency", "ms"),
+    "parameters": Quantity("parameters", "count"),
+    "flops_per_token": Quantity("FLOPs per token", "count"),
+    "peak_memory_bytes": Quantity("peak memory", "bytes"),
+    "train_seconds": Quantity("training time", "seconds"),
+    "hypervolume": Quantity("hypervolume", "fraction", more_is_better=True),
+}
+
+
+def quantity(metric: str) -> Quantity:
+    """What is known of a metric; one that is not listed is a plain number under its own name."""
+    return QUANTITIES.get(metric, Quantity(metric, "number"))
+
+
+def written(metric: str, value: float | None) -> str:
+    """Write a metric's value with its unit, such as `0.984`, `12.5KiB`, `0.53ms`, `1.2M`."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    kind = quantity(metric).kind
+    if kind == "fraction":
+        return f"{value:.3f}"
+    if kind == "bytes":
+        return format_bytes(round(value))
+    if kind == "ms":
+        return f"{_digits(value)}ms"
+    if kind == "seconds":
+        return format_duration(value)
+    if kind == "count":
+        return format_count(round(value))
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without an exponent where that can be helped."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.15g}" if 1e-4 <= abs(rounded) < 1e15 else f"{rounded:g}"
+
+
+def place(objective: Objective) -> str:
+    """Say where an objective is measured, such as `context 64, batch 8`; empty if nowhere."""
+    parts = []
+    if objective.context is not None:
+        parts.append(f"context {objective.context}")
+    if objective.batch is not None:
+        parts.append(f"batch {objective.batch}")
+    return ", ".join(parts)
+
+
+def shown_metrics(spec: StudySpec) -> tuple[str, ...]:
+    """Metrics that a table of this study has: the objectives, recall in front."""
+    names = [objective.metric for objective in spec.objectives]
+    return tuple(sorted(names, key=lambda name: name != "recall"))
+
+
+def axis_title(spec: StudySpec, metric: str) -> str:
+    """Name a metric with the place it is measured at, such as `state (context 64)`."""
+    objective = next((axis for axis in spec.objectives if axis.metric == metric), None)
+    where = place(objective) if objective is not None else ""
+    return f"{quantity(metric).label} ({where})" if where else quantity(metric).label
