@@ -83,6 +83,10 @@ class TrialRecord:
     evaluation: Evaluation | None = None
     profile: Profile | None = None
     weights_path: str | None = None
+    optuna_number: int | None = None
+    """Number of the trial that shows this one in Optuna's own tables."""
+    sampler_notes: dict[str, dict[str, object]] = field(default_factory=dict)
+    """What the sampler noted with the proposal; needed to go on as if never interrupted."""
 
     @property
     def feasible(self) -> bool:
@@ -105,3 +109,5 @@ class StudyRecord:
     """Device that the first trial ran on; latencies of one study come from one device model."""
     plugins: tuple[PluginFile, ...] = ()
     """One-off mixer files of the study, by content."""
+    sampler: dict[str, object] = field(default_factory=dict)
+    """What the sampler setting was resolved to when the study began."""

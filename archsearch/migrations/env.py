@@ -1,6 +1,6 @@
 """Alembic's entry: run the migrations on the connection that `store` hands over.
 
-There is no alembic.ini; `store_database` upgrades a database when it is opened. Our version table
+There is no alembic.ini; `archsearch.store` upgrades a database when it is opened. Our version table
 is apart from Optuna's, whose tables live at the same URL.
 """
 

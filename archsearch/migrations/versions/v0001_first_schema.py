@@ -29,6 +29,7 @@ def _studies() -> None:
         sa.Column("spec", sa.JSON, nullable=False),
         sa.Column("identity", sa.String(64), nullable=False),
         sa.Column("plugins", sa.JSON, nullable=False),
+        sa.Column("sampler", sa.JSON, nullable=False),
         _moment("created_at", nullable=False),
         sa.Column("stop_reason", sa.String(64)),
         sa.Column("seconds_run", sa.Float, nullable=False),

@@ -53,6 +53,8 @@ studies = Table(
     Column("spec", JSON, nullable=False),
     Column("identity", String(64), nullable=False),
     Column("plugins", JSON, nullable=False),
+    # What the sampler setting was resolved to when the study began; budgets may change later.
+    Column("sampler", JSON, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("stop_reason", String(64)),
     Column("seconds_run", Float, nullable=False),

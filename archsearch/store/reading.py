@@ -1,7 +1,7 @@
 """The store: what is known of every study, read as plain records. The only persistent truth.
 
 Everyone may read: the command line, the report and the MLflow publisher, while a study runs or
-later. Writing belongs to the coordinator that holds the study (`store_ledger`); the one mark that
+later. Writing belongs to the coordinator that holds the study (`ledger`); the one mark that
 is made here is the publisher's, on what MLflow already shows. Usable from several threads.
 """
 
@@ -18,8 +18,8 @@ from archsearch.errors import FailureClass, UsageError, nearest
 from archsearch.messages import Evaluation, PluginFile, Profile, Rung
 from archsearch.records import AttemptRecord, AttemptState, StudyRecord, TrialRecord, TrialState
 from archsearch.spec import StudySpec
-from archsearch.store_database import Database
-from archsearch.store_tables import attempts, evaluations, profiles, rungs, studies, trials
+from archsearch.store.database import Database
+from archsearch.store.tables import attempts, evaluations, profiles, rungs, studies, trials
 
 Row = sa.RowMapping
 
@@ -215,6 +215,8 @@ def _trial_record(
         evaluation=known,
         profile=Profile.model_validate(profile) if profile is not None else None,
         weights_path=row["weights_path"],
+        optuna_number=row["optuna_number"],
+        sampler_notes=row["sampler_notes"],
     )
 
 
@@ -229,6 +231,7 @@ def _study_record(row: Row) -> StudyRecord:
         reference=row["reference"],
         device_model=row["device_model"],
         plugins=tuple(PluginFile.model_validate(plugin) for plugin in row["plugins"]),
+        sampler=row["sampler"],
     )
 
 

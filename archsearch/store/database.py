@@ -25,7 +25,7 @@ BUSY_TIMEOUT_S = 60.0
 VERSION_TABLE = "archsearch_alembic_version"
 _WRITES = "archsearch_writes"
 _MIGRATION_LOCK = 0x61726368  # any fixed number: PostgreSQL's name for our advisory lock
-_FOLDER = Path(__file__).parent / "migrations"
+_FOLDER = Path(__file__).parent.parent / "migrations"
 
 
 class _SqliteConnection(sqlite3.Connection):
