@@ -46,7 +46,8 @@ def flops_per_token(arch: ArchSpec, vocab_size: int, context: int) -> int:
     return mixers + channels + 2 * arch.width * vocab_size
 
 
-def _known(arch: ArchSpec, spec: StudySpec, metric: Metric, context: int) -> int:
+def known_metric(arch: ArchSpec, spec: StudySpec, metric: Metric, context: int) -> int:
+    """One metric that the architecture alone decides. Raises PluginError, InfeasibleError."""
     if metric == "parameters":
         return parameters(arch, spec.task.vocab_size)
     if metric == "flops_per_token":
@@ -70,7 +71,7 @@ def known_metrics(arch: ArchSpec, spec: StudySpec) -> dict[str, float]:
             asked.setdefault(axis.metric, axis.context)
     metrics: tuple[Metric, ...] = ("state_bytes", "parameters", "flops_per_token")
     return {
-        metric: float(_known(arch, spec, metric, asked.get(metric, spec.task.longest)))
+        metric: float(known_metric(arch, spec, metric, asked.get(metric, spec.task.longest)))
         for metric in metrics
     }
 
@@ -89,7 +90,7 @@ def violations(arch: ArchSpec, spec: StudySpec) -> tuple[str, ...]:
         if limit.metric in MEASURED_AFTER_TRAINING:
             continue
         context = limit.context or spec.task.longest
-        value = _known(arch, spec, limit.metric, context)
+        value = known_metric(arch, spec, limit.metric, context)
         if value > limit.maximum:
             where = f" at context {context}" if limit.metric in _OF_CONTEXT else ""
             found.append(
