@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from archsearch import __version__
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass
 from archsearch.spec import MqarSpec, TrainSpec
@@ -22,7 +23,7 @@ class _Message(BaseModel):
 
 
 class PluginFile(_Message):
-    """A one-off mixer file of the study, shipped by content."""
+    """A one-off mixer file of the study, shipped by content. `name` is its mixer's name."""
 
     name: str
     source: str
@@ -58,6 +59,15 @@ class TrialRequest(_Message):
     plugins: tuple[PluginFile, ...] = ()
     train_wanted: bool = True
     """False if the evaluation is already known and only the profile is missing."""
+    threads: int = 1
+    """CPU threads that torch may use; results on the CPU are the same for one number of them."""
+
+    @property
+    def recipe_hash(self) -> str:
+        """Key of this trial's evaluation beside the architecture."""
+        used = {layer.mixer for layer in self.arch.layers}
+        digests = sorted(plugin.digest for plugin in self.plugins if plugin.name in used)
+        return recipe_hash(self.task, self.train, self.seed, "\n".join((__version__, *digests)))
 
 
 class MemberResult(_Message):

@@ -266,6 +266,7 @@ class Population:
 
     def _losses(self, steps: int) -> tuple[float | None, ...]:
         """Mean training loss of each member since the last call; None for those that diverged."""
+        self.alive_M &= self.flat_MP.isfinite().all(dim=1)
         sums, alive = self._loss_sum_M.tolist(), self.alive_M.tolist()
         self._loss_sum_M.zero_()
         if not any(alive):

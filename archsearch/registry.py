@@ -50,6 +50,8 @@ def mixer_names() -> tuple[str, ...]:
 def add_plugin_file(path: Path) -> str:
     """Register a one-off mixer file; its mixer is named after the file. Returns that name.
 
+    A copy of a file that is already registered changes nothing.
+
     Raises:
         PluginError: the file does not exist, is no Python file, or its name is taken.
     """
@@ -59,7 +61,9 @@ def add_plugin_file(path: Path) -> str:
         raise PluginError(f"plugin {path} is not a Python file; a plugin is a path to one .py file")
     if name in _sources():
         raise PluginError(f"plugin {path} would be a second mixer called '{name}'; rename the file")
-    if _files.get(name, path) != path:
+    if name in _files and _files[name].read_bytes() == path.read_bytes():
+        return name
+    if name in _files:
         raise PluginError(f"two plugin files are called '{name}': {_files[name]} and {path}")
     _files[name] = path
     return name

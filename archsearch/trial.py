@@ -1,0 +1,251 @@
+"""Run one trial: train a population, score it, profile the architecture, report as events.
+
+A generator of events that never raises: whatever goes wrong becomes one `Failed` of the right
+class. The learning rate is chosen on the selection split and reported on the report split. Knows
+nothing of Ray, Optuna, MLflow or the database, and writes nothing but the shipped plugin files.
+"""
+
+import os
+import platform
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from archsearch import __version__
+from archsearch.cost import compute_dtype
+from archsearch.errors import (
+    ArchsearchError,
+    DivergedError,
+    FailureClass,
+    InfeasibleError,
+    KernelRefusedError,
+)
+from archsearch.messages import (
+    Evaluated,
+    Evaluation,
+    Event,
+    Failed,
+    MemberResult,
+    PluginFile,
+    Profiled,
+    Rung,
+    Started,
+    TrialRequest,
+)
+from archsearch.mixer import Mixer
+from archsearch.model import resolve_backends
+from archsearch.mqar import generate
+from archsearch.population import Population, members_of
+from archsearch.profile import device_model, profile
+from archsearch.registry import add_plugin_file
+from archsearch.spec import MqarSpec
+
+_CLASSES: tuple[tuple[type[BaseException], FailureClass], ...] = (
+    (DivergedError, FailureClass.DIVERGED),
+    (InfeasibleError, FailureClass.INFEASIBLE),
+    (KernelRefusedError, FailureClass.KERNEL_REFUSED),
+    (torch.OutOfMemoryError, FailureClass.OUT_OF_MEMORY),
+    (MemoryError, FailureClass.OUT_OF_MEMORY),
+    (OSError, FailureClass.LOST),
+)
+_CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
+"""How torch words a failed allocation on the CPU, which is a plain RuntimeError."""
+
+
+def run_trial(request: TrialRequest) -> Iterator[Event]:
+    """Yield `Started`, a `Rung` per evaluation, `Evaluated`, `Profiled`; or end with `Failed`."""
+    try:
+        with _settings(request):
+            yield from _run(request)
+    except Exception as error:
+        yield _failed(error)
+
+
+def _run(request: TrialRequest) -> Iterator[Event]:
+    yield Started(node=platform.node(), pid=os.getpid(), device_model=device_model(request.device))
+    for plugin in request.plugins:
+        add_plugin_file(_written(plugin))
+    dtype = compute_dtype(request.train.precision)
+    backends = resolve_backends(request.arch, request.device, dtype)
+    if request.train_wanted:
+        yield from _train(request, backends)
+    yield Profiled(
+        profile=profile(
+            request.arch,
+            request.task.vocab_size,
+            request.profile,
+            request.train.precision,
+            request.device,
+            backends,
+        )
+    )
+
+
+def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
+    task = request.task
+    population = Population(
+        request.arch,
+        task.vocab_size,
+        members_of(request.train),
+        request.train,
+        request.seed,
+        request.device,
+        backends,
+    )
+    selection = generate(task, "selection", request.device)
+    rungs: list[Rung] = []
+    for rung in population.train(generate(task, "train", request.device), selection):
+        rungs.append(rung)
+        yield rung
+    report = population.recall(generate(task, "report", request.device))
+    members = _members(population, rungs[-1], report)
+    evaluation = _evaluation(request, members, tuple(rungs), backends)
+    best = max(
+        (index for index, one in enumerate(members) if _is_chosen(one, evaluation)),
+        key=lambda index: (members[index].selection_recall, -members[index].seed),
+    )
+    yield Evaluated(evaluation=evaluation, weights=save(population.weights(best)))
+
+
+def _members(
+    population: Population, last: Rung, report: Sequence[Mapping[str, float]]
+) -> tuple[MemberResult, ...]:
+    return tuple(
+        MemberResult(
+            learning_rate=member.learning_rate,
+            seed=member.seed,
+            diverged=loss is None,
+            train_loss=loss,
+            selection_recall=selected,
+            report_recall=_mean(list(by_segment.values())),
+            report_by_segment=dict(by_segment),
+        )
+        for member, loss, selected, by_segment in zip(
+            population.members, last.train_loss, last.selection_recall, report, strict=True
+        )
+    )
+
+
+def _evaluation(
+    request: TrialRequest,
+    members: tuple[MemberResult, ...],
+    rungs: tuple[Rung, ...],
+    backends: dict[str, str],
+) -> Evaluation:
+    rate = chosen_rate(members)
+    chosen = [member for member in members if member.learning_rate == rate]
+    recalls = [member.report_recall for member in chosen]
+    return Evaluation(
+        arch_hash=request.arch.arch_hash,
+        recipe_hash=request.recipe_hash,
+        members=members,
+        rungs=rungs,
+        learning_rate=rate,
+        recall=_mean(recalls),
+        recall_spread=max(recalls) - min(recalls),
+        recall_by_pairs=_by(request.task, chosen, "pairs"),
+        recall_by_length=_by(request.task, chosen, "length"),
+        diverged_members=sum(member.diverged for member in members),
+        train_seconds=rungs[-1].seconds,
+        kernel_backends=backends,
+        versions={
+            "archsearch": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    )
+
+
+def chosen_rate(members: Sequence[MemberResult]) -> float:
+    """Learning rate with the best mean recall over its seeds on the selection split.
+
+    Diverged members count with the recall 0 that they have. Of equals, the smaller rate.
+    """
+
+    def merit(rate: float) -> tuple[float, bool]:
+        own = [member for member in members if member.learning_rate == rate]
+        return _mean([one.selection_recall for one in own]), not all(one.diverged for one in own)
+
+    return max(sorted({member.learning_rate for member in members}), key=merit)
+
+
+def _is_chosen(member: MemberResult, evaluation: Evaluation) -> bool:
+    return member.learning_rate == evaluation.learning_rate and not member.diverged
+
+
+def _by(task: MqarSpec, members: Sequence[MemberResult], field: str) -> dict[int, float]:
+    """Mean report recall of the members over the segments with one value of a field."""
+    found: dict[int, list[float]] = {}
+    for segment in task.test:
+        name = f"L{segment.length}K{segment.pairs}"
+        recalls = [member.report_by_segment[name] for member in members]
+        found.setdefault(getattr(segment, field), []).extend(recalls)
+    return {value: _mean(recalls) for value, recalls in sorted(found.items())}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+@contextmanager
+def _settings(request: TrialRequest) -> Iterator[None]:
+    """Set torch's threads and matrix precision for the trial, and put them back after it."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(request.threads)
+    torch.set_float32_matmul_precision("high" if request.train.precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+@cache
+def _plugin_folder() -> tempfile.TemporaryDirectory[str]:
+    """One folder a process; removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="archsearch-plugins-")
+
+
+def _written(plugin: PluginFile) -> Path:
+    """Write a shipped plugin where this process can import it; one content, one path."""
+    folder = Path(_plugin_folder().name) / plugin.digest
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{plugin.name}.py"
+    path.write_text(plugin.source)
+    return path
+
+
+def _failed(error: Exception) -> Failed:
+    message = str(error) or repr(error)
+    if not isinstance(error, ArchsearchError):
+        message = f"{_where(error)}{type(error).__name__}: {error}"
+    return Failed(
+        failure=_class_of(error),
+        message=message,
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _class_of(error: Exception) -> FailureClass:
+    """A plugin is the only code here that its author can mend, so it is what remains."""
+    if _CPU_OUT_OF_MEMORY in str(error):
+        return FailureClass.OUT_OF_MEMORY
+    for kind, failure in _CLASSES:
+        if isinstance(error, kind):
+            return failure
+    return FailureClass.PLUGIN_ERROR
+
+
+def _where(error: Exception) -> str:
+    """Name the innermost mixer code that the exception passed through, if it did."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Mixer | Mixer.Config):
+            return f"in {type(owner).__qualname__}, line {line}: "
+    return ""
