@@ -1,0 +1,30 @@
+"""Definition of the short causal convolution: a sum over taps of shifted inputs.
+
+Shape suffixes: B batch, T tokens, C channels, J taps, P = J - 1 tokens carried in.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from archsearch_kernels.precision import accumulator
+
+
+def short_conv(
+    x_BTC: Tensor, weight_CJ: Tensor, bias_C: Tensor | None, *, tail_BPC: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """See `archsearch_kernels.short_conv.short_conv`."""
+    T, taps = x_BTC.shape[1], weight_CJ.shape[1]
+    if tail_BPC is None:
+        padded = F.pad(x_BTC, (0, 0, taps - 1, 0))
+    else:
+        padded = torch.cat((tail_BPC, x_BTC), dim=1)
+    compute = accumulator(x_BTC.dtype)
+    wide, weight = padded.to(compute), weight_CJ.to(compute)
+    y_BTC = wide[:, :T] * weight[:, 0]
+    for j in range(1, taps):
+        y_BTC = y_BTC + wide[:, j : j + T] * weight[:, j]
+    if bias_C is not None:
+        y_BTC = y_BTC + bias_C.to(compute)
+    tail = padded[:, T:].clone()  # a view would keep the whole segment alive
+    return y_BTC.to(x_BTC.dtype), tail

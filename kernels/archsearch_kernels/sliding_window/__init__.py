@@ -1,0 +1,80 @@
+"""Causal softmax attention over the last `window` tokens, the current one included.
+
+    y_i = sum_{i - window < j <= i} softmax_j(q_i . k_j / sqrt(K)) v_j
+
+A window of w means exactly w visible tokens. Peers mean w + 1 or w / 2 + 1 by the same word.
+
+Shape suffixes: B batch, T queries, S keys (S - T of them older than the first query), H query
+heads, G key-value heads, K key size, V value size.
+"""
+
+import torch
+from torch import Tensor
+
+from archsearch_kernels.family import Call, Family, Sizes
+
+
+def sliding_window(
+    q_BTHK: Tensor,
+    k_BSGK: Tensor,
+    v_BSGV: Tensor,
+    *,
+    window: int,
+    exists_BS: Tensor | None = None,
+    backend: str,
+) -> Tensor:
+    """Return y_BTHV in the dtype of q.
+
+    Args:
+        q_BTHK, k_BSGK, v_BSGV: one floating dtype; H is a multiple of G. Query t stands at key
+            S - T + t.
+        window: how many keys a query sees at most, its own included; at least 1.
+        exists_BS: False for keys that are unused room of a buffer. None: all exist. A query's own
+            key always exists.
+        backend: `reference`, `masked` or `blocked`.
+
+    Raises:
+        LookupError: no such backend.
+    """
+    y_BTHV: Tensor = FAMILY.load(backend)(
+        q_BTHK, k_BSGK, v_BSGV, window=window, exists_BS=exists_BS
+    )
+    return y_BTHV
+
+
+def make_inputs(sizes: Sizes) -> Call:
+    """Inputs of a check: a window of 5, and with state a buffer that is partly empty."""
+    generator = torch.Generator().manual_seed(sizes.seed)
+    B, T, H, K = sizes.batch, sizes.tokens, sizes.heads, sizes.head_size
+    window = 5
+    S = T + window if sizes.state else T
+    G = H // 2 if H % 2 == 0 else H
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    tensors = {
+        "q_BTHK": normal(B, T, H, K),
+        "k_BSGK": normal(B, S, G, K),
+        "v_BSGV": normal(B, S, G, K),
+    }
+    empty_B = torch.arange(B) % (window + 1)
+    exists_BS = torch.arange(S) >= empty_B[:, None] if sizes.state else None
+    return Call(tensors, {"window": window, "exists_BS": exists_BS})
+
+
+FAMILY = Family(
+    name="sliding_window",
+    op=sliding_window,
+    backends={
+        "reference": "archsearch_kernels.sliding_window.reference:sliding_window",
+        "masked": "archsearch_kernels.sliding_window.masked:sliding_window",
+        "blocked": "archsearch_kernels.sliding_window.blocked:sliding_window",
+    },
+    make_inputs=make_inputs,
+    auto={
+        (device, dtype): backend
+        for device, backend in (("cpu", "blocked"), ("cuda", "masked"))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    },
+)

@@ -1,0 +1,120 @@
+"""Causal softmax attention with grouped keys and values and optional rotary positions.
+
+Vaswani et al., arXiv:1706.03762; grouped queries: Ainslie et al., arXiv:2305.13245. The state is a
+cache of keys and values with room for the whole context, and how much of it is filled.
+
+Shape suffixes: B batch, T tokens, L room of the cache, D model width, H query heads, G key-value
+heads, K head size.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from archsearch_kernels.attention import attention
+from archsearch_kernels.rotary import rotate
+from torch import Tensor, nn
+
+from archsearch.mixer import Mixer, State, StateTensor
+from archsearch.space import Choice
+
+INIT_STD = 0.02
+"""Standard deviation of every projection, as in the published recall recipe."""
+
+
+class Attention(Mixer):
+    """Every token sees itself and all before it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Mixer.Config):
+        heads: Annotated[int, Choice(1, 2, 4), "query heads; divides the width"] = 1
+        kv_heads: Annotated[
+            int, Choice(0, 1, 2), "key-value heads shared by the query heads; 0: one for each"
+        ] = 0
+        rope: Annotated[bool, "rotate queries and keys by their position"] = False
+
+        def __post_init__(self) -> None:
+            if self.heads < 1 or self.d_model % self.heads:
+                raise ValueError(f"heads is {self.heads}; it must divide the width {self.d_model}")
+            if self.kv_heads == self.heads:
+                raise ValueError(
+                    f"kv_heads is {self.kv_heads}, as many as heads; write 0 for one for each"
+                )
+            if self.kv_heads < 0 or self.heads % self.groups:
+                raise ValueError(
+                    f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}"
+                )
+            if self.rope and self.head_size % 2:
+                raise ValueError(
+                    f"rope needs an even head size; width {self.d_model} / {self.heads} heads "
+                    f"gives {self.head_size}"
+                )
+
+        @property
+        def groups(self) -> int:
+            """Number of key-value heads."""
+            return self.kv_heads or self.heads
+
+        @property
+        def head_size(self) -> int:
+            return self.d_model // self.heads
+
+        def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+            cache = (context_len, self.groups, self.head_size)
+            return (
+                StateTensor("key", cache, dtype),
+                StateTensor("value", cache, dtype),
+                StateTensor("position", (), torch.int64),
+            )
+
+        def flops(self, context_len: int) -> int:
+            queries, keys = self.heads * self.head_size, self.groups * self.head_size
+            projections = 2 * self.d_model * (2 * queries + 2 * keys)
+            visible = (context_len + 1) / 2  # the mean over a context of how many keys are seen
+            return projections + round(4 * queries * visible)
+
+    config: Config
+    kernels: ClassVar = {"attention": ("reference", "sdpa")}
+    residual_projections: ClassVar = ("out.weight",)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        queries, keys = config.heads * config.head_size, config.groups * config.head_size
+        self.qkv = nn.Linear(config.d_model, queries + 2 * keys, bias=False)
+        self.out = nn.Linear(queries, config.d_model, bias=False)
+        for linear in (self.qkv, self.out):
+            nn.init.normal_(linear.weight, std=INIT_STD)
+
+    def _project(self, x_BTD: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q_BTHK, k_BTGK, v_BTGK; positions are (T,) or (B, T)."""
+        H, G = self.config.heads, self.config.groups
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (H + 2 * G, -1)).split((H, G, G), dim=-2)
+        return (rotate(q, position), rotate(k, position), v) if self.config.rope else (q, k, v)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, position_B: Tensor | None) -> Tensor:
+        y_BTHK = attention(q, k, v, position_B=position_B, backend=self.backends["attention"])
+        y_BTD: Tensor = self.out(y_BTHK.flatten(-2))
+        return y_BTD
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = self._project(x_BTD, torch.arange(x_BTD.shape[1], device=x_BTD.device))
+        return self._attend(q, k, v, None)
+
+    def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        start_B = state["position"]
+        position_BT = start_B[:, None] + torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        q, k, v = self._project(x_BTD, position_BT)
+        index = position_BT[..., None, None].expand_as(k)
+        key, value = state["key"].scatter(1, index, k), state["value"].scatter(1, index, v)
+        y_BTD = self._attend(q, key, value, start_B)
+        return y_BTD, {"key": key, "value": value, "position": start_B + x_BTD.shape[1]}
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        position_B1 = state["position"][:, None]
+        q, k, v = self._project(x_BD[:, None], position_B1)
+        index = position_B1[..., None, None].expand_as(k)
+        state["key"].scatter_(1, index, k)
+        state["value"].scatter_(1, index, v)
+        y_B1D = self._attend(q, state["key"], state["value"], state["position"])
+        state["position"].add_(1)
+        return y_B1D.squeeze(1), state
