@@ -7,8 +7,9 @@ result, so equal architectures are never trained twice. Knows nothing of tasks o
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -72,6 +73,19 @@ class ArchSpec(BaseModel):
     def summary(self) -> str:
         """One line for people, such as `base_conv > linear_attention(feature_dim=16)`."""
         return " > ".join(_layer_summary(layer) for layer in self.layers)
+
+    @classmethod
+    def from_stored(cls, plain: Mapping[str, Any]) -> Self:
+        """An architecture exactly as its JSON says, unchecked.
+
+        Its mixers may be gone, not yet loaded, or have grown fields since; what was trained, and
+        its hash, must not change for that.
+        """
+        return cls.model_construct(
+            width=plain["width"],
+            layers=tuple(LayerSpec.model_construct(**layer) for layer in plain["layers"]),
+            channel_mixer=ChannelSpec.model_construct(**plain["channel_mixer"]),
+        )
 
     def configs(self) -> tuple[Mixer.Config, ...]:
         """Configs of the layers, in order of depth. Raises PluginError or InfeasibleError."""

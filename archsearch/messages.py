@@ -6,6 +6,7 @@ evaluation on the selection split, then `Evaluated` (with trained weights) and `
 """
 
 import hashlib
+import json
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -63,11 +64,28 @@ class TrialRequest(_Message):
     """CPU threads that torch may use; results on the CPU are the same for one number of them."""
 
     @property
-    def recipe_hash(self) -> str:
-        """Key of this trial's evaluation beside the architecture."""
+    def code(self) -> str:
+        """Package version, and the content of the one-off plugins that the architecture uses."""
         used = {layer.mixer for layer in self.arch.layers}
         digests = sorted(plugin.digest for plugin in self.plugins if plugin.name in used)
-        return recipe_hash(self.task, self.train, self.seed, "\n".join((__version__, *digests)))
+        return "\n".join((__version__, *digests))
+
+    @property
+    def recipe_hash(self) -> str:
+        """Key of this trial's evaluation beside the architecture."""
+        return recipe_hash(self.task, self.train, self.seed, self.code)
+
+    @property
+    def profile_key(self) -> str:
+        """Key of this trial's profile beside the architecture and the device model."""
+        parts = (
+            self.profile.model_dump_json(),
+            str(self.task.vocab_size),
+            self.train.precision,
+            str(self.threads),
+            self.code,
+        )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 class MemberResult(_Message):
@@ -181,6 +199,13 @@ _events: TypeAdapter[Event] = TypeAdapter(Event)
 def read_event(text: str | bytes) -> Event:
     """Parse one event from its JSON."""
     return _events.validate_json(text)
+
+
+def read_request(text: str | bytes) -> TrialRequest:
+    """Parse a request from its JSON. Its architecture is taken as it is: the mixers of one-off
+    plugins are not known to this process before the request is."""
+    plain = json.loads(text)
+    return TrialRequest.model_validate({**plain, "arch": ArchSpec.from_stored(plain["arch"])})
 
 
 def recipe_hash(task: MqarSpec, train: TrainSpec, seed: int, code: str) -> str:

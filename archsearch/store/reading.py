@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
+from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass, UsageError, nearest
 from archsearch.messages import Evaluation, PluginFile, Profile, Rung
 from archsearch.records import AttemptRecord, AttemptState, StudyRecord, TrialRecord, TrialState
@@ -178,17 +178,6 @@ def _failure(row: Row) -> FailureClass | None:
     return FailureClass(row["failure"]) if row["failure"] is not None else None
 
 
-def read_arch(plain: Mapping[str, Any]) -> ArchSpec:
-    """An architecture exactly as it was stored.
-
-    Deliberately unchecked: its mixers may be gone or may have grown fields since, and what was
-    trained, with its hash, must not change for that.
-    """
-    layers = tuple(LayerSpec.model_construct(**layer) for layer in plain["layers"])
-    channel = ChannelSpec.model_construct(**plain["channel_mixer"])
-    return ArchSpec.model_construct(width=plain["width"], layers=layers, channel_mixer=channel)
-
-
 def _trial_record(
     study: str, row: Row, tried: list[AttemptRecord], climbed: list[Rung]
 ) -> TrialRecord:
@@ -199,7 +188,7 @@ def _trial_record(
         study=study,
         number=row["number"],
         state=TrialState(row["state"]),
-        arch=read_arch(row["arch"]),
+        arch=ArchSpec.from_stored(row["arch"]),
         params=row["params"],
         metrics=row["metrics"],
         violations=tuple(row["violations"]),
