@@ -62,23 +62,22 @@ class _FoldedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
-            tensors = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-            y = _attention(*tensors, ctx.mask)
-        return *torch.autograd.grad(y, tensors, grad_outputs), None
+            q, k, v = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+            y = _attention(q, k, v, ctx.mask)
+        return *torch.autograd.grad(y, (q, k, v), grad_outputs), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         size: int = info.batch_size
 
-        def fold(x: Tensor | None, in_dim: int | None) -> Tensor | None:
-            if x is None:
-                return None
+        def fold(x: Tensor, in_dim: int | None) -> Tensor:
             stacked = x.expand(size, *x.shape) if in_dim is None else x.movedim(in_dim, 0)
             return stacked.flatten(0, 1)
 
-        q, k, v, mask = (fold(x, dim) for x, dim in zip(inputs, in_dims, strict=True))
-        assert q is not None and k is not None and v is not None
-        if mask is not None and mask.shape[0] == size:  # one mask for the whole batch
-            mask = mask.repeat_interleave(q.shape[0] // size, 0)
+        q, k, v = (fold(x, dim) for x, dim in zip(inputs[:3], in_dims[:3], strict=True))
+        mask, mask_dim = inputs[3], in_dims[3]
+        if mask is not None and (mask_dim is not None or mask.shape[0] > 1):
+            mask = fold(mask, mask_dim)
+            mask = mask.repeat_interleave(q.shape[0] // mask.shape[0], 0)
         y = _folded_attention(q, k, v, mask)
         return y.view(size, -1, *y.shape[1:]), 0
