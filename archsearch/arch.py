@@ -74,14 +74,14 @@ class ArchSpec(BaseModel):
         """One line for people, such as `base_conv > linear_attention(feature_dim=16)`."""
         return " > ".join(_layer_summary(layer) for layer in self.layers)
 
-    @classmethod
-    def from_stored(cls, plain: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_stored(plain: Mapping[str, Any]) -> "ArchSpec":
         """An architecture exactly as its JSON says, unchecked.
 
         Its mixers may be gone, not yet loaded, or have grown fields since; what was trained, and
         its hash, must not change for that.
         """
-        return cls.model_construct(
+        return ArchSpec.model_construct(
             width=plain["width"],
             layers=tuple(LayerSpec.model_construct(**layer) for layer in plain["layers"]),
             channel_mixer=ChannelSpec.model_construct(**plain["channel_mixer"]),
