@@ -1,0 +1,224 @@
+"""A study's YAML file becomes a StudySpec; every problem is found, with its line.
+
+The keys at the top of a study, its small sections, its plugin files, and the order in which all
+is read. `study_schema` is the same grammar as a JSON Schema for editors. Writes nothing anywhere.
+"""
+
+import copy
+import re
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_args
+
+from archsearch.errors import PluginError, SpecError
+from archsearch.grammar import (
+    Cursor,
+    Key,
+    Kind,
+    Rejected,
+    Schema,
+    choice,
+    duration,
+    items,
+    listing,
+    or_none,
+    scalar,
+    section,
+    text,
+    whole,
+)
+from archsearch.registry import add_plugin_file, mixer_fields
+from archsearch.spec import SearchSpec, StudySpec
+from archsearch.study_checks import excluded
+from archsearch.study_model import MODEL, layer_definitions, read_model
+from archsearch.study_objectives import (
+    DEFAULT_OBJECTIVES,
+    LIMITS,
+    OBJECTIVES,
+    placed,
+)
+from archsearch.study_task import TASK, TRAIN, read_task, recipe_of, train_over
+from archsearch.yaml_file import Data, read_yaml
+
+_MAX_GPUS = 1024
+
+
+def _parse_gpus(value: Data) -> float:
+    """A whole number of GPUs, or 1/k of one; 0.25 is 1/4, and 0.33 is not a fraction 1/k."""
+    if isinstance(value, str):
+        top, _, bottom = value.partition("/")
+        if top.strip() != "1" or re.fullmatch(r"\s*[1-9][0-9]{0,2}", bottom) is None:
+            raise ValueError
+        value = float(Fraction(1, int(bottom)))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError
+    if 0 < value < 1 and abs(1 / value - round(1 / value)) > 1e-6:
+        raise ValueError(f"one of {round(1 / value)} on a GPU is written 1/{round(1 / value)}")
+    if not 0 <= value <= _MAX_GPUS or (value > 1 and not float(value).is_integer()):
+        raise ValueError
+    return float(value)
+
+
+_GPUS = scalar(
+    "a whole number of GPUs, or a part written 1/2, 1/3, ... or 0.5",
+    {
+        "anyOf": [
+            {"type": "number", "minimum": 0},
+            {"type": "string", "pattern": r"^1\s*/\s*[1-9][0-9]{0,2}$"},
+        ]
+    },
+    _parse_gpus,
+)
+_SAMPLERS = get_args(SearchSpec.model_fields["sampler"].annotation)
+_CORNERS = get_args(get_args(SearchSpec.model_fields["warm_start"].annotation)[0])
+_ANY_TEXT = text("text")
+
+SEARCH = section(
+    (
+        Key("sampler", choice(_SAMPLERS), "Who proposes architectures. Default auto."),
+        Key("trials", whole(1, 10**7), "Distinct architectures to evaluate. Default 32."),
+        Key("time", duration(), "Wall clock after which no trial starts.", field="time_s"),
+        Key("warm_start", listing(choice(_CORNERS)), "Architectures to begin with."),
+    )
+)
+RESOURCES = section(
+    (
+        Key("gpus", _GPUS, "GPUs of one trial, whole or 1/k. Default 0."),
+        Key("cpus", whole(1, 4096), "CPU cores of one trial. Default 1."),
+        Key("device", _ANY_TEXT, "Device model that trials must run on, such as H200."),
+        Key("parallel", whole(1, 10**6), "Trials at once; as many as fit by default."),
+        Key("trial_timeout", duration(), "Longest trial. Default 1h.", field="trial_timeout_s"),
+        Key("attempts", whole(1, 1000), "Tries at a trial whose worker is lost. Default 3."),
+    )
+)
+TRACKING = section(
+    (
+        Key(
+            "storage",
+            text("a database URL, such as sqlite:///archsearch.db", r"^\w[\w+]*://"),
+            "Database of all results. Default sqlite:///archsearch.db.",
+        ),
+        Key(
+            "mlflow",
+            or_none(text("an MLflow tracking URI")),
+            "MLflow tracking URI, or none. Default sqlite:///mlflow.db.",
+        ),
+        Key("weights", text("a folder"), "Where trained weights go. Default archsearch-weights."),
+    )
+)
+
+
+def _read_plugins(cursor: Cursor) -> tuple[str, ...]:
+    """Register one-off mixer files; their paths are relative to the study's folder."""
+    return items(cursor, _read_plugin, distinct=True)
+
+
+def _read_plugin(cursor: Cursor) -> str:
+    path = Path(cursor.document.source).parent / _ANY_TEXT.read(cursor)
+    try:
+        mixer_fields(add_plugin_file(path))
+    except (PluginError, OSError, ValueError) as error:
+        raise cursor.refuse(str(error)) from error
+    return str(path.resolve())
+
+
+_PLUGINS = listing(text("a path to one .py file"))
+_STUDY_NAME = text(
+    "a name of letters, digits, '-', '_' and '.', at most 64 of them",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+)
+
+STUDY = section(
+    (
+        Key("study", _STUDY_NAME, "Name of the study.", required=True),
+        Key("seed", whole(0, 2**32 - 1), "Seed of everything but the data. Default 0."),
+        Key(
+            "plugins",
+            replace(_PLUGINS, read=_read_plugins),
+            "One-off mixer files, relative to this file.",
+        ),
+        Key(
+            "model",
+            Kind(MODEL.accepts, MODEL.schema, read_model),
+            "The architectures to search.",
+            required=True,
+        ),
+        Key("task", Kind(TASK.accepts, TASK.schema, read_task), "What to learn.", required=True),
+        Key("train", TRAIN, "How to train; the recipe's settings by default."),
+        Key("objectives", OBJECTIVES, "One to four axes of the front."),
+        Key("limits", LIMITS, "Upper bounds; an architecture above one is infeasible."),
+        Key("search", SEARCH, "How the space is searched, and for how long."),
+        Key("resources", RESOURCES, "What one trial asks of the machine."),
+        Key("tracking", TRACKING, "Where results go."),
+    )
+)
+
+
+def load_study(path: Path) -> StudySpec:
+    """Read a study.
+
+    Its plugin files are registered and imported; nothing is written.
+
+    Raises:
+        SpecError: every problem found, in the order of lines.
+    """
+    document = read_yaml(path)
+    root = Cursor(document, (), document.data)
+    try:
+        spec = _assemble(root, STUDY.read(root))
+        _check_limits(root, spec)
+    except Rejected:
+        ordered = sorted(set(root.problems), key=lambda problem: (problem.line, problem.column))
+        raise SpecError(document.source, ordered) from None
+    return spec
+
+
+def _assemble(root: Cursor, given: dict[str, Any]) -> StudySpec:
+    """Fill in everything that the file leaves out."""
+    objectives, limits = placed(
+        given.get("objectives", DEFAULT_OBJECTIVES), given.get("limits", ()), given["task"].longest
+    )
+    filled = {
+        "train": train_over(recipe_of(root.at("task")), given.get("train", {})),
+        "objectives": objectives,
+        "limits": limits,
+    }
+    return StudySpec.model_validate({**given, **filled})
+
+
+def _check_limits(root: Cursor, spec: StudySpec) -> None:
+    findings = excluded(spec)
+    for finding in findings:
+        if finding.metric is not None:
+            root.refuse(finding.message, "limits", finding.metric)
+        elif spec.limits:
+            root.refuse(finding.message, "limits", at_key=True)
+        else:
+            root.refuse(finding.message, "model", "layers", at_key=True)
+    if findings:
+        raise Rejected
+
+
+def study_schema() -> Schema:
+    """Return the JSON Schema (2020-12) of a study as it is written, with the installed mixers.
+
+    A study with `plugins` may use mixers that the schema does not list.
+    """
+    properties = {**STUDY.schema["properties"], "model": True}
+    described = STUDY.schema["properties"]["model"]
+    with_own = copy.deepcopy(described)
+    with_own["properties"]["layers"]["$ref"] = "#/$defs/open_layers"
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "archsearch study",
+        **STUDY.schema,
+        "properties": properties,
+        "if": {"required": ["plugins"]},
+        "then": {"properties": {"model": with_own}},
+        "else": {"properties": {"model": described}},
+        "$defs": {
+            **layer_definitions("", closed=True),
+            **layer_definitions("open_", closed=False),
+        },
+    }

@@ -1,0 +1,310 @@
+"""The `model` section of a study: width, layers, repeat and channel mixer become a ModelSpec.
+
+A layer is a mixer's name (its defaults), `{mixer: {field: narrowing}}` (the listed fields are fixed
+or searched), or `{one_of: [...]}` (a bare name is searched over its declared ranges; `none` leaves
+the layer out). Asks the registry which mixers there are; knows nothing of tasks or training.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from archsearch.compose import NO_LAYER
+from archsearch.errors import InfeasibleError, PluginError, nearest
+from archsearch.grammar import (
+    NONE,
+    Cursor,
+    Key,
+    Kind,
+    Rejected,
+    Schema,
+    check_keys,
+    items,
+    number,
+    one_or_list,
+    section,
+    whole,
+)
+from archsearch.registry import load_mixer, make_config, mixer_fields, mixer_names
+from archsearch.space import Field, Value
+from archsearch.spec import ChannelOption, ModelSpec, Option, Slot
+from archsearch.study_fields import candidates, field_schema
+
+ONE_OF = "one_of"
+DEFAULT_WIDTH = 64
+DEFAULT_RATIO = 4.0
+MAX_LAYERS = 256
+_MAX_WIDTH = 1 << 16
+_MAX_TRIES = 5000
+
+_LAYER = "a mixer's name, {mixer: {field: value}}, or {one_of: [...]}"
+_ALTERNATIVE = f"a mixer's name, {{mixer: {{field: value}}}}, or {NONE}"
+_CHANNELS = ("none", "swiglu")
+_CHANNEL = f"{NONE}, swiglu, {{swiglu: {{ratio: 4}}}}, or {{one_of: [...]}}"
+_RATIOS = one_or_list(number("a ratio above 0", above=0))
+_SWIGLU = section((Key("ratio", _RATIOS, "Inner width over model width; 4 if not given."),))
+
+
+def _layers(cursor: Cursor) -> tuple[Slot, ...]:
+    if not isinstance(cursor.value, list) or not cursor.value:
+        raise cursor.expected(f"a list of layers in order of depth, each {_LAYER}")
+    if len(cursor.value) > MAX_LAYERS:
+        raise cursor.refuse(f"{len(cursor.value)} layers; at most {MAX_LAYERS}")
+    return items(cursor, _slot, distinct=False)
+
+
+def _slot(cursor: Cursor) -> Slot:
+    value = cursor.value
+    if isinstance(value, dict) and ONE_OF in value:
+        if not check_keys(cursor, value, (ONE_OF,)):
+            raise Rejected
+        return Slot(options=_alternatives(cursor.at(ONE_OF)))
+    if value == NONE:
+        raise cursor.refuse(f"'{NONE}' is an alternative of a {ONE_OF}; leave the layer out here")
+    return Slot(options=(_option(cursor, _LAYER, searched=False),))
+
+
+def _alternatives(cursor: Cursor) -> tuple[Option, ...]:
+    if not isinstance(cursor.value, list) or not cursor.value:
+        raise cursor.expected(f"a list of alternatives, each {_ALTERNATIVE}")
+    options = items(cursor, lambda item: _option(item, _ALTERNATIVE, searched=True), distinct=False)
+    _refuse_repeats(cursor, [option.mixer for option in options])
+    return options
+
+
+def _refuse_repeats(cursor: Cursor, names: list[str]) -> None:
+    repeats = [i for i, name in enumerate(names) if name in names[:i]]
+    for i in repeats:
+        cursor.refuse(
+            f"'{names[i]}' is an alternative already; put its values into one list", i, at_key=True
+        )
+    if repeats:
+        raise Rejected
+
+
+def _option(cursor: Cursor, accepts: str, searched: bool) -> Option:
+    """Read one mixer. `searched`: fields that are not listed keep their declared ranges."""
+    value = cursor.value
+    if value == NONE:
+        return Option(mixer=NO_LAYER)
+    if isinstance(value, str):
+        fields = _fields_of(cursor, value)
+        return Option(mixer=value, fields=_declared(fields) if searched else {})
+    if not isinstance(value, dict):
+        raise cursor.expected(accepts)
+    if len(value) != 1:
+        hint = "; indent the fields below their mixer" if {*value} & {*mixer_names()} else ""
+        raise cursor.expected(accepts, hint)
+    (name,) = value
+    inner = cursor.at(name)
+    fields = _fields_of(cursor, name, name)
+    narrowed = _narrowed(inner, name, fields)
+    chosen = {**_declared(fields), **narrowed} if searched else narrowed
+    return Option(mixer=name, fields={field: chosen[field] for field in fields if field in chosen})
+
+
+def _declared(fields: Mapping[str, Field]) -> dict[str, tuple[Value, ...]]:
+    return {name: field.candidates for name, field in fields.items() if field.domain is not None}
+
+
+def _narrowed(
+    cursor: Cursor, mixer: str, fields: Mapping[str, Field]
+) -> dict[str, tuple[Value, ...]]:
+    given = {} if cursor.value is None else cursor.value
+    if not isinstance(given, dict):
+        raise cursor.expected(f"a mapping of fields of '{mixer}': {', '.join(fields) or 'none'}")
+    complete = check_keys(cursor, given, [*fields])
+    found: dict[str, tuple[Value, ...]] = {}
+    for name in given:
+        if name in fields:
+            try:
+                found[name] = candidates(cursor.at(name), fields[name])
+            except Rejected:
+                complete = False
+    if not complete:
+        raise Rejected
+    return found
+
+
+def _fields_of(cursor: Cursor, name: str, *below: str) -> Mapping[str, Field]:
+    names = mixer_names()
+    if name not in names:
+        others = [*names, ONE_OF, NONE]
+        said = f"no mixer '{name}'; installed: {', '.join(names)}{nearest(name, others)}"
+        raise cursor.refuse(said, *below, at_key=True)
+    try:
+        return mixer_fields(name)
+    except PluginError as error:
+        raise cursor.refuse(str(error), *below, at_key=True) from error
+
+
+def _channels(cursor: Cursor) -> tuple[ChannelOption, ...]:
+    value = cursor.value
+    if not (isinstance(value, dict) and ONE_OF in value):
+        return (_channel(cursor),)
+    if not check_keys(cursor, value, (ONE_OF,)):
+        raise Rejected
+    inner = cursor.at(ONE_OF)
+    if not isinstance(inner.value, list) or not inner.value:
+        raise inner.expected(f"a list of {NONE}, swiglu or {{swiglu: {{ratio: 4}}}}")
+    options = items(inner, _channel, distinct=False)
+    _refuse_repeats(inner, [option.kind for option in options])
+    return options
+
+
+def _channel(cursor: Cursor) -> ChannelOption:
+    value = cursor.value
+    if value == NONE:
+        return ChannelOption(kind="none")
+    if value == "swiglu":
+        return ChannelOption(kind="swiglu", ratio=(DEFAULT_RATIO,))
+    if isinstance(value, dict) and [*value] == ["swiglu"]:
+        given = _SWIGLU.read(cursor.at("swiglu"))
+        return ChannelOption(kind="swiglu", ratio=given.get("ratio", (DEFAULT_RATIO,)))
+    name = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else value
+    raise cursor.expected(_CHANNEL, nearest(name, (*_CHANNELS, ONE_OF)))
+
+
+def _one_of(alternative: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": {ONE_OF: {"type": "array", "items": alternative, "minItems": 1}},
+        "required": [ONE_OF],
+        "additionalProperties": False,
+    }
+
+
+_CHANNEL_SCHEMA: Schema = {
+    "anyOf": [
+        {"enum": list(_CHANNELS)},
+        {
+            "type": "object",
+            "properties": {"swiglu": _SWIGLU.schema},
+            "required": ["swiglu"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+MODEL = section(
+    (
+        Key(
+            "width",
+            one_or_list(whole(maximum=_MAX_WIDTH)),
+            f"Features of the residual stream; a list is searched. Default {DEFAULT_WIDTH}.",
+        ),
+        Key(
+            "layers",
+            Kind(f"a list of layers, each {_LAYER}", {"$ref": "#/$defs/layers"}, _layers),
+            "Mixers in order of depth. A name is fixed; one_of is searched.",
+            required=True,
+        ),
+        Key(
+            "repeat",
+            one_or_list(whole(maximum=MAX_LAYERS)),
+            "How often the whole list of layers stands one after the other. Default 1.",
+        ),
+        Key(
+            "channel_mixer",
+            Kind(_CHANNEL, {"anyOf": [_CHANNEL_SCHEMA, _one_of(_CHANNEL_SCHEMA)]}, _channels),
+            "What follows every mixer: none (the default), or a gated MLP.",
+        ),
+    )
+)
+
+
+def read_model(cursor: Cursor) -> ModelSpec:
+    """Read the section. Raises Rejected once every problem in it is noted."""
+    given = MODEL.read(cursor)
+    model = ModelSpec.model_validate({"width": (DEFAULT_WIDTH,), **given})
+    complete = True
+    if len(model.layers) * max(model.repeat) > MAX_LAYERS:
+        depth = len(model.layers) * max(model.repeat)
+        cursor.refuse(f"{depth} layers once repeated; at most {MAX_LAYERS}", "repeat")
+        complete = False
+    smallest = min(model.width)
+    for ratio in (ratio for option in model.channel_mixer for ratio in option.ratio):
+        if round(ratio * smallest) < 1:
+            said = f"ratio {ratio:g} of width {smallest} leaves no inner feature"
+            cursor.refuse(said, "channel_mixer")
+            complete = False
+    for index, slot in enumerate(model.layers):
+        reason = _excluded(model.width, slot)
+        if reason:
+            cursor.refuse(f"no choice of this layer can be built: {reason}", "layers", index)
+            complete = False
+    if not complete:
+        raise Rejected
+    return model
+
+
+def _excluded(widths: tuple[int, ...], slot: Slot) -> str:
+    """Why the mixers' own rules exclude every choice of a slot; empty if they do not."""
+    first = ""
+    for tried, (mixer, width, values) in enumerate(_choices(widths, slot)):
+        if mixer == NO_LAYER or tried >= _MAX_TRIES:
+            return ""
+        try:
+            make_config(mixer, width, values)
+        except InfeasibleError as error:
+            first = first or f"{error} (width {width})"
+        except Exception as error:  # a plugin's own rule may raise anything
+            return f"mixer '{mixer}' raised {error!r} at width {width}"
+        else:
+            return ""
+    return first
+
+
+def _choices(widths: tuple[int, ...], slot: Slot) -> Iterator[tuple[str, int, dict[str, Value]]]:
+    for option in slot.options:
+        for values in itertools.product(*option.fields.values()):
+            for width in widths:
+                yield option.mixer, width, dict(zip(option.fields, values, strict=True))
+
+
+def layer_definitions(prefix: str, closed: bool) -> dict[str, Schema]:
+    """JSON Schema definitions of layers, named `prefix` + layers, layer, alternative, mixer.
+
+    `closed` accepts the installed mixers alone; open ones are for studies that bring their own.
+    """
+    names = mixer_names()
+    named: list[Schema] = [{"const": name, "description": _doc_of(name)} for name in names]
+    named += [] if closed else [{"type": "string"}]
+    reference = {part: {"$ref": f"#/$defs/{prefix}{part}"} for part in _PARTS}
+    mixer = {
+        "type": "object",
+        "properties": {name: _mixer_schema(name) for name in names},
+        "additionalProperties": False if closed else {"type": ["object", "null"]},
+        "propertyNames": {"not": {"enum": [ONE_OF, NONE]}},
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
+    schemas: dict[str, Schema] = {
+        "layers": {"type": "array", "items": reference["layer"], "minItems": 1},
+        "layer": {
+            "anyOf": [
+                {"anyOf": named, "not": {"const": NONE}},
+                reference["mixer"],
+                _one_of(reference["alternative"]),
+            ]
+        },
+        "alternative": {"anyOf": [*named, {"const": NONE}, reference["mixer"]]},
+        "mixer": mixer,
+    }
+    return {f"{prefix}{part}": schema for part, schema in schemas.items()}
+
+
+_PARTS = ("layers", "layer", "alternative", "mixer")
+
+
+def _doc_of(name: str) -> str:
+    """First line of what a mixer says of itself."""
+    return (load_mixer(name).__doc__ or name).strip().splitlines()[0]
+
+
+def _mixer_schema(name: str) -> Schema:
+    return {
+        "description": _doc_of(name),
+        "type": ["object", "null"],
+        "properties": {key: field_schema(field) for key, field in mixer_fields(name).items()},
+        "additionalProperties": False,
+    }

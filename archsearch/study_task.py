@@ -1,0 +1,157 @@
+"""The `task` and `train` sections of a study: a recipe's name, its overrides, or all of it.
+
+Each is a table of keys, from which both the reader and the schema for editors are made, and a
+function that turns what was read into its spec. Knows nothing of models.
+"""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from archsearch.grammar import (
+    Cursor,
+    Key,
+    Kind,
+    Rejected,
+    choice,
+    listing,
+    number,
+    one_or_list,
+    or_none,
+    section,
+    switch,
+    whole,
+)
+from archsearch.mqar import check_segment
+from archsearch.recipes import CUSTOM, RECIPES, Recipe
+from archsearch.spec import MqarSpec, TrainSpec
+
+DEFAULT_TRAINING = "zoology-figure2"
+"""Recipe whose training a task without a recipe takes."""
+
+_RECIPE_NAME = choice(tuple(RECIPES))
+_SEGMENT = section(
+    (
+        Key("length", whole(4, 1 << 20), "Tokens of one sequence.", required=True),
+        Key("pairs", whole(1, 1 << 18), "Key-value pairs in it.", required=True),
+        Key("examples", whole(1, 10**8), "Number of sequences.", required=True),
+    )
+)
+_MQAR = section(
+    (
+        Key("recipe", _RECIPE_NAME, "Recipe to start from; the other keys override its parts."),
+        Key("vocab_size", whole(4, 1 << 24), "Number of different tokens."),
+        Key("train", listing(_SEGMENT, distinct=False), "What is trained on, in this order."),
+        Key("test", listing(_SEGMENT), "What is scored; the same for selection and report."),
+        Key("power_a", number("a number above 0", above=0), "Exponent of the gaps' power law."),
+        Key("random_filler", switch(), "Random tokens between the queries; token 0 if false."),
+        Key("seed", whole(0, 2**32 - 1), "Seed of the data; the study's seed does not touch it."),
+    )
+)
+
+
+def _read_mqar(cursor: Cursor) -> MqarSpec:
+    if not isinstance(cursor.value, dict):
+        return RECIPES[_RECIPE_NAME.read(cursor)].task
+    given = _MQAR.read(cursor)
+    missing = [name for name in ("vocab_size", "train", "test") if name not in given]
+    if missing and "recipe" not in given:
+        raise cursor.refuse(f"without a recipe, these must be given: {', '.join(missing)}")
+    base = RECIPES[given["recipe"]].task.model_dump() if "recipe" in given else {}
+    task = MqarSpec.model_validate({**base, **given, "recipe": CUSTOM})
+    for name, recipe in RECIPES.items():
+        if task == recipe.task.model_copy(update={"recipe": CUSTOM, "seed": task.seed}):
+            task = task.model_copy(update={"recipe": name})
+    _check_segments(cursor, given, task)
+    return task
+
+
+def _check_segments(cursor: Cursor, given: dict[str, Any], task: MqarSpec) -> None:
+    complete = True
+    for part, segments in (("train", task.train), ("test", task.test)):
+        seen = set()
+        for index, segment in enumerate(segments):
+            said = check_segment(task, segment)
+            if part == "test" and (segment.length, segment.pairs) in seen:
+                said = f"length {segment.length} with {segment.pairs} pairs is tested already"
+            seen.add((segment.length, segment.pairs))
+            if said and part in given:
+                cursor.refuse(said, part, index)
+            elif said:
+                cursor.refuse(f"{said} (segment {index + 1} of {part})", "vocab_size")
+            complete = complete and not said
+    if not complete:
+        raise Rejected
+
+
+TASK = section(
+    (
+        Key(
+            "mqar",
+            Kind(
+                f"{_RECIPE_NAME.accepts}, or a mapping",
+                {"anyOf": [_RECIPE_NAME.schema, _MQAR.schema]},
+                _read_mqar,
+            ),
+            "Multi-query associative recall: a recipe's name, or a mapping.",
+            required=True,
+        ),
+    )
+)
+
+
+def read_task(cursor: Cursor) -> MqarSpec:
+    """Read the section. Raises Rejected once every problem in it is noted."""
+    task = TASK.read(cursor)["mqar"]
+    assert isinstance(task, MqarSpec)
+    return task
+
+
+def recipe_of(cursor: Cursor) -> Recipe:
+    """The recipe that a task section names, whose training the study starts from."""
+    named = cursor.value.get("mqar") if isinstance(cursor.value, dict) else None
+    if isinstance(named, dict):
+        named = named.get("recipe")
+    return RECIPES.get(str(named), RECIPES[DEFAULT_TRAINING])
+
+
+def _literals(field: str) -> tuple[str, ...]:
+    return get_args(TrainSpec.model_fields[field].annotation)
+
+
+def _read_betas(cursor: Cursor) -> tuple[float, ...]:
+    betas = _BETAS.read(cursor)
+    if len(betas) != 2:
+        raise cursor.expected("a list of two numbers, such as [0.9, 0.999]")
+    return betas
+
+
+_BETAS = listing(number("a number from 0 to below 1", minimum=0, below=1), distinct=False)
+_POSITIVE = number("a number above 0", above=0)
+_PAIR = Kind("a list of two numbers", {**_BETAS.schema, "minItems": 2, "maxItems": 2}, _read_betas)
+
+TRAIN = section(
+    (
+        Key("learning_rates", one_or_list(_POSITIVE), "Every rate is trained; the best counts."),
+        Key("seeds", whole(1, 1024), "Copies with different seeds, at every learning rate."),
+        Key("epochs", whole(1, 10**6), "Passes over the training data."),
+        Key("batch_size", whole(1, 10**6), "Sequences in one step of training."),
+        Key("test_batch_size", whole(1, 10**6), "Sequences in one step of evaluation."),
+        Key("weight_decay", number("a number, 0 or more", minimum=0), "AdamW's weight decay."),
+        Key("betas", _PAIR, "AdamW's two averages."),
+        Key("grad_clip", or_none(_POSITIVE), "Largest gradient norm of one copy; none for any."),
+        Key("schedule", choice(_literals("schedule")), "How the learning rate falls to 0."),
+        Key("warmup_steps", whole(0, 10**9), "Steps over which the learning rate rises."),
+        Key(
+            "embed_dropout",
+            number("a number from 0 to below 1", minimum=0, below=1),
+            "Share of embedding features that training drops.",
+        ),
+        Key("precision", choice(_literals("precision")), "Number format of the computation."),
+        Key("rungs", whole(1, 1000), "Evaluations during training, evenly spaced."),
+    )
+)
+
+
+def train_over(recipe: Recipe, given: Mapping[str, Any]) -> TrainSpec:
+    """A recipe's training with what a study gives in its place."""
+    return TrainSpec.model_validate({**recipe.train.model_dump(), **given})
