@@ -1,7 +1,8 @@
 """Sliding-window attention in blocks of queries: work of T x 2 window instead of T x T.
 
-A block of C queries sees its own C keys and the `past` keys before them, which is at least
-window - 1.
+A block of C queries sees its own C keys and the `past` keys before them, at least window - 1 where
+there are as many. Queries past the end fill the last block; they see themselves, as a row that
+sees nothing would have no softmax, and no gradient either.
 
 Shape suffixes: B batch, T queries, S keys, H query heads, G key-value heads, R query heads of one
 group, K key size, V value size, N blocks, C queries of a block, J keys of a block.
@@ -45,7 +46,8 @@ def sliding_window(
     if exists_BS is not None or front > 0:
         if exists_BS is None:
             exists_BS = torch.ones(1, S, dtype=torch.bool, device=q_BTHK.device)
-        exists = _overlap(_pad(exists_BS, front, back), blocks, block)
+        exists_BS = F.pad(_pad(exists_BS, front, 0), (0, back), value=True)
+        exists = _overlap(exists_BS, blocks, block)
         visible = visible & exists[:, :, None, None, None]
     score = torch.einsum("bncgrk,bnjgk->bngrcj", q_BNCGRK, k_BNJGK) * K**-0.5
     weight = score.masked_fill(~visible, -torch.inf).softmax(-1)
@@ -54,7 +56,7 @@ def sliding_window(
 
 
 def _pad(x_BT: Tensor, front: int, back: int) -> Tensor:
-    """Add or (where negative) drop entries along dimension 1. Rows past the end are never read."""
+    """Add zeros or (where negative) drop entries along dimension 1."""
     return F.pad(x_BT, (0, 0) * (x_BT.dim() - 2) + (front, back))
 
 
