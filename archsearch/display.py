@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from archsearch.arch import ArchSpec
 from archsearch.spec import Objective, StudySpec
 from archsearch.units import format_bytes, format_count, format_duration
 
@@ -88,3 +89,30 @@ def axis_title(spec: StudySpec, metric: str) -> str:
     objective = next((axis for axis in spec.objectives if axis.metric == metric), None)
     where = place(objective) if objective is not None else ""
     return f"{quantity(metric).label} ({where})" if where else quantity(metric).label
+
+
+def architecture(spec: StudySpec, arch: ArchSpec) -> str:
+    """An architecture in one line with what the study searches, such as `base_conv > gated_delta
+    (head_dim=16)`; everything that is the same in the whole study is left out."""
+    searched = {
+        (option.mixer, name)
+        for slot in spec.model.layers
+        for option in slot.options
+        for name, candidates in option.fields.items()
+        if len(candidates) > 1
+    }
+    layers = []
+    for layer in arch.layers:
+        shown = [
+            f"{name}={value}"
+            for name, value in layer.fields.items()
+            if (layer.mixer, name) in searched
+        ]
+        layers.append(f"{layer.mixer}({', '.join(shown)})" if shown else layer.mixer)
+    line = " > ".join(layers)
+    if len(spec.model.width) > 1:
+        line += f", width {arch.width}"
+    if len(spec.model.channel_mixer) > 1 or len(spec.model.channel_mixer[0].ratio) > 1:
+        line += f", {arch.channel_mixer.kind}"
+        line += f" {arch.channel_mixer.ratio:g}" if arch.channel_mixer.ratio else ""
+    return line

@@ -12,7 +12,7 @@ from typing import Any
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.compose import NO_LAYER
 from archsearch.cost import compute_dtype
-from archsearch.display import axis_title, place, quantity, shown_metrics, written
+from archsearch.display import architecture, axis_title, place, quantity, shown_metrics, written
 from archsearch.errors import InfeasibleError, PluginError
 from archsearch.front import hypervolume_of, ranked
 from archsearch.messages import Evaluation
@@ -139,7 +139,7 @@ def page_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
         "trials": [_trial(spec, trial, ranks.get(trial.number)) for trial in trials],
         "hypervolume": hypervolume_history(study, trials),
         "shares": _shares(trials, ranks),
-        "failures": _failures(trials),
+        "failures": _failures(spec, trials),
         "settings": _settings(study),
         "spec": spec.model_dump(mode="json"),
     }
@@ -196,7 +196,7 @@ def _trial(spec: StudySpec, trial: TrialRecord, rank: int | None) -> Json:
         "state": str(trial.state),
         "rank": rank,
         "feasible": trial.feasible,
-        "summary": trial.arch.summary,
+        "summary": architecture(spec, trial.arch),
         "family": family(spec, trial.arch),
         "metrics": trial.metrics if complete else {},
     }
@@ -268,7 +268,7 @@ def _shares(trials: Sequence[TrialRecord], ranks: dict[int, int]) -> list[Json]:
     ]
 
 
-def _failures(trials: Sequence[TrialRecord]) -> list[Json]:
+def _failures(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Json]:
     """Trials without a place in the ranking, grouped by reason, most frequent first."""
     groups: dict[str, list[tuple[TrialRecord, str]]] = defaultdict(list)
     for trial in trials:
@@ -281,7 +281,11 @@ def _failures(trials: Sequence[TrialRecord]) -> list[Json]:
             "reason": reason,
             "count": len(rows),
             "trials": [
-                {"number": trial.number, "summary": trial.arch.summary, "message": message}
+                {
+                    "number": trial.number,
+                    "summary": architecture(spec, trial.arch),
+                    "message": message,
+                }
                 for trial, message in rows
             ],
         }

@@ -1,0 +1,216 @@
+"""Stored studies as JSON values and as aligned text: front, status, one trial.
+
+The values are what `--json` prints and what MLflow keeps as `front.json`; the text is made from the
+same records. Knows nothing of the command line or of where records come from.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from archsearch.display import architecture, axis_title, quantity, shown_metrics, written
+from archsearch.front import hypervolume_of, ranked
+from archsearch.records import StudyRecord, TrialRecord, TrialState
+from archsearch.spec import StudySpec
+from archsearch.units import format_duration
+
+Json = dict[str, Any]
+
+
+def aligned(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out a table; columns that hold only numbers and units are aligned to the right."""
+    table = [list(headers), *(list(row) for row in rows)]
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(cell[:1].isdigit() or cell in ("", "-") for cell in col[1:]) for col in columns]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in table
+    ]
+    return "\n".join(lines)
+
+
+def front_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
+    """The Pareto front of a study, by state bytes."""
+    members = [trial for trial, rank in ranked(study, trials) if rank == 0]
+    return {
+        "study": study.name,
+        "objectives": [axis.model_dump(mode="json") for axis in study.spec.objectives],
+        "device_model": study.device_model,
+        "hypervolume": hypervolume_of(study, trials),
+        "reference": study.reference,
+        "front": [_member(study.spec, trial) for trial in members],
+    }
+
+
+def _member(spec: StudySpec, trial: TrialRecord) -> Json:
+    return {
+        "number": trial.number,
+        "arch_hash": trial.arch.arch_hash,
+        "architecture": architecture(spec, trial.arch),
+        "metrics": trial.metrics,
+        "recall_spread": trial.evaluation.recall_spread if trial.evaluation is not None else None,
+    }
+
+
+def front_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
+    """The Pareto front as a table, with the hypervolume below it."""
+    members = [trial for trial, rank in ranked(study, trials) if rank == 0]
+    if not members:
+        return f"The front of study '{study.name}' is empty: no complete trial within the limits."
+    names = shown_metrics(study.spec)
+    rows = [
+        [
+            str(trial.number),
+            *(written(name, trial.metrics.get(name)) for name in names),
+            written("recall", trial.evaluation.recall_spread if trial.evaluation else None),
+            architecture(study.spec, trial.arch),
+        ]
+        for trial in members
+    ]
+    headers = ["trial", *(quantity(name).label for name in names), "spread", "architecture"]
+    axes = ", ".join(
+        f"{axis.direction} {axis_title(study.spec, axis.metric)}" for axis in study.spec.objectives
+    )
+    volume = written("hypervolume", hypervolume_of(study, trials))
+    return (
+        f"{aligned(headers, rows)}\n\n"
+        f"{len(members)} of {sum(trial.feasible for trial in trials)} feasible trials are on the "
+        f"front of '{study.name}' ({axes}); hypervolume {volume}"
+    )
+
+
+def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
+    """Where a study stands."""
+    counts = Counter(trial.state for trial in trials)
+    return {
+        "study": study.name,
+        "identity": study.spec.identity,
+        "coordinator": study.coordinator,
+        "stop_reason": study.stop_reason,
+        "wanted": study.spec.search.trials,
+        "trials": {str(state): counts[state] for state in TrialState},
+        "front": sum(rank == 0 for _, rank in ranked(study, trials)),
+        "hypervolume": hypervolume_of(study, trials),
+        "seconds_run": study.seconds_run,
+        "created_at": study.created_at.isoformat(),
+    }
+
+
+def status_text(rows: Sequence[Json]) -> str:
+    """One line a study, from their `status_values`."""
+    headers = ["study", "complete", "failed", "duplicate", "infeasible", "pending", "front"]
+    table = [
+        [
+            row["study"],
+            f"{row['trials']['complete']}/{row['wanted']}",
+            *(str(row["trials"][state]) for state in headers[2:6]),
+            str(row["front"]),
+            written("hypervolume", row["hypervolume"]),
+            format_duration(row["seconds_run"]),
+            f"running ({row['coordinator']})" if row["coordinator"] else _stopped(row),
+        ]
+        for row in rows
+    ]
+    return aligned([*headers, "hypervolume", "ran for", "state"], table)
+
+
+def _stopped(row: Json) -> str:
+    return f"stopped: {row['stop_reason']}" if row["stop_reason"] else "not running"
+
+
+def trial_values(study: StudyRecord, trial: TrialRecord, rank: int | None) -> Json:
+    """Everything stored of one trial."""
+    return {
+        "study": study.name,
+        "number": trial.number,
+        "state": str(trial.state),
+        "front_rank": rank,
+        "feasible": trial.feasible,
+        "arch_hash": trial.arch.arch_hash,
+        "architecture": trial.arch.model_dump(mode="json"),
+        "metrics": trial.metrics,
+        "violations": list(trial.violations),
+        "duplicate_of": trial.duplicate_of,
+        "failure": str(trial.failure) if trial.failure is not None else None,
+        "message": trial.message,
+        "traceback": trial.traceback,
+        "from_cache": trial.from_cache,
+        "proposed_at": trial.proposed_at.isoformat(),
+        "finished_at": trial.finished_at.isoformat() if trial.finished_at else None,
+        "attempts": [
+            {
+                "attempt": attempt.attempt,
+                "state": str(attempt.state),
+                "node": attempt.node,
+                "pid": attempt.pid,
+                "failure": str(attempt.failure) if attempt.failure is not None else None,
+                "message": attempt.message,
+            }
+            for attempt in trial.attempts
+        ],
+        "evaluation": trial.evaluation.model_dump(mode="json") if trial.evaluation else None,
+        "profile": trial.profile.model_dump(mode="json") if trial.profile else None,
+        "weights": trial.weights_path,
+    }
+
+
+def trial_text(study: StudyRecord, trial: TrialRecord, rank: int | None) -> str:
+    """One trial for people: architecture, numbers, and what happened to it."""
+    place = {None: "no place in the ranking", 0: "on the front"}.get(rank, f"front rank {rank}")
+    lines = [f"trial {trial.number} of '{study.name}': {trial.state}, {place}", ""]
+    lines += [f"width {trial.arch.width}, channel mixer {trial.arch.channel_mixer.kind}"]
+    for depth, layer in enumerate(trial.arch.layers):
+        fields = ", ".join(f"{name} {value}" for name, value in layer.fields.items())
+        lines.append(f"layer {depth}: {layer.mixer}" + (f" ({fields})" if fields else ""))
+    if trial.metrics:
+        rows = [
+            (quantity(name).label, written(name, value)) for name, value in trial.metrics.items()
+        ]
+        lines += ["", aligned(["metric", "value"], rows)]
+    lines += _learned(trial)
+    if trial.duplicate_of is not None:
+        lines += ["", f"The same architecture as trial {trial.duplicate_of}."]
+    lines += ["", *trial.violations] if trial.violations else []
+    if trial.failure is not None or trial.message:
+        lines += ["", f"{trial.failure or trial.state}: {trial.message}"]
+    lines += ["", trial.traceback.rstrip()] if trial.traceback else []
+    for attempt in trial.attempts[:-1]:
+        lines.append(
+            f"attempt {attempt.attempt} on {attempt.node}: {attempt.failure} {attempt.message}"
+        )
+    return "\n".join(lines)
+
+
+def _learned(trial: TrialRecord) -> list[str]:
+    """Recall by learning rate and seed, and by number of pairs."""
+    evaluation = trial.evaluation
+    if evaluation is None:
+        return []
+    seeds = sorted({member.seed for member in evaluation.members})
+    rows = []
+    for rate in sorted({member.learning_rate for member in evaluation.members}):
+        cells = {
+            member.seed: "diverged" if member.diverged else written("recall", member.report_recall)
+            for member in evaluation.members
+            if member.learning_rate == rate
+        }
+        chosen = "chosen" if rate == evaluation.learning_rate else ""
+        rows.append([f"{rate:g}", *(cells.get(seed, "-") for seed in seeds), chosen])
+    pairs = [
+        (str(count), written("recall", recall))
+        for count, recall in sorted(evaluation.recall_by_pairs.items())
+    ]
+    trained = "from an earlier study" if trial.from_cache else "trained"
+    return [
+        "",
+        aligned(["learning rate", *(f"seed {seed}" for seed in seeds), ""], rows),
+        "",
+        aligned(["pairs", "recall"], pairs),
+        "",
+        f"{trained} for {format_duration(evaluation.train_seconds)}"
+        + (f" on {trial.profile.device_model}" if trial.profile else ""),
+    ]

@@ -1,0 +1,188 @@
+"""A trial as flat text and numbers, for places that know no nesting: parameters, metrics, tags.
+
+Charts of such places show only runs that have every chosen column, and draw numbers best. So each
+trial of a study has the same parameters, with a sentinel (0, or `none` for text) where a layer or a
+field is not there, and its architecture again as numbers under `arch/`. Knows nothing of MLflow.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from archsearch.arch import ArchSpec
+from archsearch.compose import NO_LAYER
+from archsearch.display import architecture, shown_metrics, written
+from archsearch.messages import Evaluation, Profile
+from archsearch.records import StudyRecord, TrialRecord, TrialState
+from archsearch.space import Value
+from archsearch.spec import StudySpec
+
+ABSENT = "none"
+"""Value of a text parameter that an architecture does not have; a number is 0 then."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric. `step` is what the curve is drawn over."""
+
+    key: str
+    value: float
+    step: int = 0
+
+
+def searched_fields(spec: StudySpec) -> dict[str, dict[str, tuple[Value, ...]]]:
+    """Mixer -> field -> candidates, for every mixer of the study and every field it lists."""
+    found: dict[str, dict[str, tuple[Value, ...]]] = {}
+    for slot in spec.model.layers:
+        for option in slot.options:
+            if option.mixer != NO_LAYER:
+                fields = found.setdefault(option.mixer, {})
+                for name, candidates in option.fields.items():
+                    fields[name] = (*fields.get(name, ()), *candidates)
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def parameters_of(spec: StudySpec, arch: ArchSpec) -> dict[str, str]:
+    """Every decision as text, under the same names for all architectures of the study."""
+    sentinels = {
+        name: "0" if all(_is_number(value) for value in candidates) else ABSENT
+        for fields in searched_fields(spec).values()
+        for name, candidates in fields.items()
+    }
+    found = {
+        "architecture": architecture(spec, arch),
+        "width": str(arch.width),
+        "depth": str(len(arch.layers)),
+        "channel_mixer": arch.channel_mixer.kind,
+        "channel_ratio": f"{arch.channel_mixer.ratio:g}",
+    }
+    deepest = max(len(spec.model.layers) * max(spec.model.repeat), len(arch.layers))
+    for depth in range(deepest):
+        layer = arch.layers[depth] if depth < len(arch.layers) else None
+        found[f"layer{depth}.mixer"] = layer.mixer if layer else ABSENT
+        fields = layer.fields if layer else {}
+        for name in sorted({*sentinels, *fields}):
+            found[f"layer{depth}.{name}"] = str(fields.get(name, sentinels.get(name, ABSENT)))
+    return found
+
+
+def encodings(spec: StudySpec, arch: ArchSpec) -> dict[str, float]:
+    """The architecture as numbers: depth, width, layers per mixer, largest value per field."""
+    numbers = {
+        "arch/depth": float(len(arch.layers)),
+        "arch/width": float(arch.width),
+        "arch/channel_ratio": arch.channel_mixer.ratio,
+    }
+    for mixer, fields in sorted(searched_fields(spec).items()):
+        layers = [layer for layer in arch.layers if layer.mixer == mixer]
+        numbers[f"arch/count/{mixer}"] = float(len(layers))
+        for name, candidates in sorted(fields.items()):
+            if all(_is_number(value) for value in candidates):
+                values = [float(layer.fields[name]) for layer in layers if name in layer.fields]
+                numbers[f"arch/{mixer}.{name}"] = max(values, default=0.0)
+    return numbers
+
+
+def points_of(spec: StudySpec, trial: TrialRecord) -> list[Point]:
+    """Every number worth a chart; all finite. A duplicate has the architecture's numbers alone,
+    because its measurements are another trial's."""
+    points = [Point(key, value) for key, value in encodings(spec, trial.arch).items()]
+    if trial.state is not TrialState.DUPLICATE:
+        points += [Point(key, value) for key, value in trial.metrics.items()]
+        if trial.evaluation is not None:
+            points += _evaluation_points(trial.evaluation)
+        if trial.profile is not None:
+            points += _profile_points(trial.profile, trial.metrics)
+    return [point for point in points if math.isfinite(point.value)]
+
+
+def _evaluation_points(evaluation: Evaluation) -> Iterator[Point]:
+    yield Point("recall_spread", evaluation.recall_spread)
+    yield Point("train_seconds", evaluation.train_seconds)
+    yield Point("learning_rate", evaluation.learning_rate)
+    yield Point("diverged_members", float(evaluation.diverged_members))
+    for pairs, recall in sorted(evaluation.recall_by_pairs.items()):
+        yield Point("recall_by_pairs", recall, pairs)
+    for length, recall in sorted(evaluation.recall_by_length.items()):
+        yield Point("recall_by_length", recall, length)
+    rates = sorted({member.learning_rate for member in evaluation.members})
+    for rung in evaluation.rungs:
+        for rate in rates:
+            members = [
+                index
+                for index, member in enumerate(evaluation.members)
+                if member.learning_rate == rate and index < len(rung.selection_recall)
+            ]
+            losses = [loss for i in members if (loss := rung.train_loss[i]) is not None]
+            recalls = [rung.selection_recall[i] for i in members]
+            if recalls:
+                yield Point(f"selection_recall/lr {rate:g}", _mean(recalls), rung.step)
+            if losses:
+                yield Point(f"train_loss/lr {rate:g}", _mean(losses), rung.step)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _profile_points(profile: Profile, known: Mapping[str, float]) -> Iterator[Point]:
+    if "peak_memory_bytes" not in known:
+        yield Point("peak_memory_bytes", float(profile.peak_memory_bytes))
+    for kind, measured in (("prefill_ms", profile.prefill), ("decode_ms", profile.decode)):
+        for point in measured:
+            yield Point(f"{kind}/batch {point.batch} context {point.context}", point.median_ms)
+    for context, held in sorted(profile.state_bytes.items()):
+        yield Point("state_bytes_held", float(held), context)
+
+
+def tags_of(trial: TrialRecord) -> dict[str, str]:
+    """What a search filters by, besides the rank."""
+    tags = {
+        "feasible": _yes(trial.feasible),
+        "state": str(trial.state),
+        "arch_hash": trial.arch.arch_hash,
+        "from_cache": _yes(trial.from_cache),
+        "failure": str(trial.failure) if trial.failure is not None else ABSENT,
+        "device_model": trial.profile.device_model if trial.profile is not None else ABSENT,
+    }
+    if trial.duplicate_of is not None:
+        tags["duplicate_of"] = str(trial.duplicate_of)
+    return tags
+
+
+def rank_tags(rank: int | None) -> dict[str, str]:
+    """Tags of a trial's place: front 0 is the Pareto front; None has no place in the ranking."""
+    return {"front": _yes(rank == 0), "front_rank": ABSENT if rank is None else str(rank)}
+
+
+def _yes(fact: bool) -> str:
+    return "true" if fact else "false"
+
+
+def trial_note(spec: StudySpec, trial: TrialRecord) -> str:
+    """A few lines of Markdown on one trial."""
+    lines = [f"Trial {trial.number} of `{trial.study}`: `{architecture(spec, trial.arch)}`"]
+    numbers = [
+        f"{name} {written(name, trial.metrics[name])}"
+        for name in shown_metrics(spec)
+        if name in trial.metrics
+    ]
+    lines += ["", ", ".join(numbers)] if trial.state is TrialState.COMPLETE else []
+    if trial.duplicate_of is not None:
+        lines += ["", f"The same architecture as trial {trial.duplicate_of}."]
+    reasons = [*trial.violations, *([trial.message] if trial.message else [])]
+    lines += [line for reason in reasons for line in ("", reason)]
+    return "\n".join(lines)
+
+
+def study_note(study: StudyRecord) -> str:
+    """A few lines of Markdown on how to browse a study."""
+    return (
+        f"Study `{study.name}`: one run a trial. Filter `tags.front = 'true'` for the Pareto "
+        "front, `tags.state = 'complete'` for all results. The run `summary` carries the "
+        "interactive report (Artifacts, `report.html`) and the hypervolume."
+    )
