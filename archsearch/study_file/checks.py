@@ -1,8 +1,8 @@
 """Do a study's limits leave anything to search? Finds out before a trial is started.
 
-A small space is walked whole; of a large one a sample is drawn, and the choices are improved one
-by one until an architecture is within the limits or no single change helps. Parameters and state
-are sums over the layers, so that such a descent ends at, or next to, the smallest architecture.
+A small space is walked whole. In a large one the choices are improved one at a time until the
+limits are met or no change helps, and a sample is drawn beside. Parameters and state are sums over
+the layers, so that the descent ends at the smallest architecture, or next to it.
 Knows nothing of YAML.
 """
 
@@ -20,7 +20,7 @@ from archsearch.spec import MEASURED_AFTER_TRAINING, Limit, Metric, StudySpec
 
 MAX_WALK = 5000
 """Largest space that is walked whole."""
-MAX_DRAWS = 500
+MAX_DRAWS = 200
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,15 @@ def excluded(spec: StudySpec) -> tuple[Finding, ...]:
 
 
 def _sample(spec: StudySpec, judge: "_Judge") -> Iterator[ArchSpec]:
-    """A descent to small architectures, then draws."""
-    yield from _descend(spec, judge)
+    """The end of a descent, then draws."""
+    yield _descend(spec, judge)
     rng = random.Random(spec.seed)
     for _ in range(MAX_DRAWS):
         yield draw(spec.model, rng)
 
 
-def _descend(spec: StudySpec, judge: "_Judge") -> Iterator[ArchSpec]:
+def _descend(spec: StudySpec, judge: "_Judge") -> ArchSpec:
+    """Change one choice at a time for the better, until the limits are met or nothing helps."""
     chosen: dict[str, Value] = {}
     asked: dict[str, tuple[Value, ...]] = {}
 
@@ -62,19 +63,17 @@ def _descend(spec: StudySpec, judge: "_Judge") -> Iterator[ArchSpec]:
 
     best = judge.excess(compose(spec.model, choose))
     improved = True
-    while improved:
+    while improved and best[0] > 0:
         improved = False
         for name, candidates in list(asked.items()):
+            before = chosen.get(name, candidates[0])
             for value in candidates:
-                before = chosen.get(name, candidates[0])
                 chosen[name] = value
-                arch = compose(spec.model, choose)
-                yield arch
-                excess = judge.excess(arch)
+                excess = judge.excess(compose(spec.model, choose))
                 if excess < best:
-                    best, improved = excess, True
-                else:
-                    chosen[name] = before
+                    best, before, improved = excess, value, True
+            chosen[name] = before
+    return compose(spec.model, choose)
 
 
 class _Judge:

@@ -10,7 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from archsearch.compose import NO_LAYER
 from archsearch.errors import InfeasibleError, PluginError, nearest
-from archsearch.grammar import (
+from archsearch.registry import make_config, mixer_fields, mixer_names
+from archsearch.space import Field, Value
+from archsearch.spec import ChannelOption, ModelSpec, Option, Slot
+from archsearch.study_file.fields import candidates
+from archsearch.study_file.grammar import (
     NONE,
     Cursor,
     Key,
@@ -24,10 +28,6 @@ from archsearch.grammar import (
     section,
     whole,
 )
-from archsearch.registry import load_mixer, make_config, mixer_fields, mixer_names
-from archsearch.space import Field, Value
-from archsearch.spec import ChannelOption, ModelSpec, Option, Slot
-from archsearch.study_fields import candidates, field_schema
 
 ONE_OF = "one_of"
 DEFAULT_WIDTH = 64
@@ -164,7 +164,7 @@ def _channel(cursor: Cursor) -> ChannelOption:
     raise cursor.expected(_CHANNEL, nearest(name, (*_CHANNELS, ONE_OF)))
 
 
-def _one_of(alternative: Schema) -> Schema:
+def one_of_schema(alternative: Schema) -> Schema:
     return {
         "type": "object",
         "properties": {ONE_OF: {"type": "array", "items": alternative, "minItems": 1}},
@@ -205,7 +205,7 @@ MODEL = section(
         ),
         Key(
             "channel_mixer",
-            Kind(_CHANNEL, {"anyOf": [_CHANNEL_SCHEMA, _one_of(_CHANNEL_SCHEMA)]}, _channels),
+            Kind(_CHANNEL, {"anyOf": [_CHANNEL_SCHEMA, one_of_schema(_CHANNEL_SCHEMA)]}, _channels),
             "What follows every mixer: none (the default), or a gated MLP.",
         ),
     )
@@ -259,52 +259,3 @@ def _choices(widths: tuple[int, ...], slot: Slot) -> Iterator[tuple[str, int, di
         for values in itertools.product(*option.fields.values()):
             for width in widths:
                 yield option.mixer, width, dict(zip(option.fields, values, strict=True))
-
-
-def layer_definitions(prefix: str, closed: bool) -> dict[str, Schema]:
-    """JSON Schema definitions of layers, named `prefix` + layers, layer, alternative, mixer.
-
-    `closed` accepts the installed mixers alone; open ones are for studies that bring their own.
-    """
-    names = mixer_names()
-    named: list[Schema] = [{"const": name, "description": _doc_of(name)} for name in names]
-    named += [] if closed else [{"type": "string"}]
-    reference = {part: {"$ref": f"#/$defs/{prefix}{part}"} for part in _PARTS}
-    mixer = {
-        "type": "object",
-        "properties": {name: _mixer_schema(name) for name in names},
-        "additionalProperties": False if closed else {"type": ["object", "null"]},
-        "propertyNames": {"not": {"enum": [ONE_OF, NONE]}},
-        "minProperties": 1,
-        "maxProperties": 1,
-    }
-    schemas: dict[str, Schema] = {
-        "layers": {"type": "array", "items": reference["layer"], "minItems": 1},
-        "layer": {
-            "anyOf": [
-                {"anyOf": named, "not": {"const": NONE}},
-                reference["mixer"],
-                _one_of(reference["alternative"]),
-            ]
-        },
-        "alternative": {"anyOf": [*named, {"const": NONE}, reference["mixer"]]},
-        "mixer": mixer,
-    }
-    return {f"{prefix}{part}": schema for part, schema in schemas.items()}
-
-
-_PARTS = ("layers", "layer", "alternative", "mixer")
-
-
-def _doc_of(name: str) -> str:
-    """First line of what a mixer says of itself."""
-    return (load_mixer(name).__doc__ or name).strip().splitlines()[0]
-
-
-def _mixer_schema(name: str) -> Schema:
-    return {
-        "description": _doc_of(name),
-        "type": ["object", "null"],
-        "properties": {key: field_schema(field) for key, field in mixer_fields(name).items()},
-        "additionalProperties": False,
-    }

@@ -2,7 +2,7 @@
 
 A `Kind` reads one value and carries the JSON Schema of what it accepts, so that the reader and the
 schema for editors cannot drift apart. Reading notes every problem at its line and goes on.
-Knows no key of a study; `study_model` and `study_sections` spell those.
+Knows no key of a study; its sister modules spell those.
 """
 
 import math
@@ -53,14 +53,14 @@ class Cursor:
 
 
 def position(document: Document, route: Route, at_key: bool = False) -> Position:
-    """Where a value (or its key) starts; the nearest enclosing one where it does not exist."""
-    if at_key and route in document.keys:
-        return document.keys[route]
+    """Where to point for a value: its start, or its key if `at_key` or if that is another line.
+
+    For a value that does not exist, the nearest one around it.
+    """
     while route not in document.values:
-        route = route[:-1]
-        if route in document.keys:
-            return document.keys[route]
-    return document.values[route]
+        route, at_key = route[:-1], True
+    key, value = document.keys.get(route), document.values[route]
+    return key if key is not None and (at_key or key.line != value.line) else value
 
 
 def describe(value: Data) -> str:
@@ -88,8 +88,15 @@ class Kind(Generic[T]):
     read: Callable[[Cursor], T]
 
 
-def scalar(accepts: str, schema: Schema, parse: Callable[[Data], T]) -> Kind[T]:
+@dataclass(frozen=True)
+class Scalar(Kind[T]):
     """A kind of one plain value. `parse` raises ValueError, with a hint or without."""
+
+    parse: Callable[[Data], T]
+
+
+def scalar(accepts: str, schema: Schema, parse: Callable[[Data], T]) -> Scalar[T]:
+    """Make a kind of one plain value, whose `read` notes what `parse` refuses."""
 
     def read(cursor: Cursor) -> T:
         try:
@@ -100,10 +107,10 @@ def scalar(accepts: str, schema: Schema, parse: Callable[[Data], T]) -> Kind[T]:
                 hint = f" ({hint})"
             raise cursor.expected(accepts, hint) from error
 
-    return Kind(accepts, schema, read)
+    return Scalar(accepts, schema, read, parse)
 
 
-def whole(minimum: int = 1, maximum: int | None = None) -> Kind[int]:
+def whole(minimum: int = 1, maximum: int | None = None) -> Scalar[int]:
     """An integer, also written with a unit, such as `100k`."""
     return _quantity(
         _bounded("an integer", minimum, maximum) + ", such as 64 or 2k",
@@ -114,7 +121,7 @@ def whole(minimum: int = 1, maximum: int | None = None) -> Kind[int]:
     )
 
 
-def byte_count(minimum: int = 1) -> Kind[int]:
+def byte_count(minimum: int = 1) -> Scalar[int]:
     """A number of bytes."""
     accepts = f"{_bounded('bytes', minimum, None)}, such as 4096, 512KiB or 1MB"
     return _quantity(accepts, units.parse_bytes, units.BYTES_PATTERN, minimum, None)
@@ -132,7 +139,7 @@ def _quantity(
     pattern: str,
     minimum: int,
     maximum: int | None,
-) -> Kind[int]:
+) -> Scalar[int]:
     def parse(value: Data) -> int:
         if isinstance(value, str):
             value = parse_text(value)
@@ -154,7 +161,7 @@ def is_whole(value: Data) -> TypeGuard[int | float]:
 
 def number(
     accepts: str, minimum: float = -math.inf, above: float = -math.inf, below: float = math.inf
-) -> Kind[float]:
+) -> Scalar[float]:
     """A finite number with `minimum <= x`, `above < x` and `x < below`."""
 
     def parse(value: Data) -> float:
@@ -169,7 +176,7 @@ def number(
     return scalar(accepts, {"type": "number", **finite}, parse)
 
 
-def duration() -> Kind[float]:
+def duration() -> Scalar[float]:
     """A time, in seconds once read."""
 
     def parse(value: Data) -> float:
@@ -181,7 +188,7 @@ def duration() -> Kind[float]:
     return scalar(accepts, {"type": "string", "pattern": units.DURATION_PATTERN}, parse)
 
 
-def text(accepts: str, pattern: str = r"\S") -> Kind[str]:
+def text(accepts: str, pattern: str = r"\S") -> Scalar[str]:
     """Text in which `pattern` is found."""
 
     def parse(value: Data) -> str:
@@ -194,7 +201,7 @@ def text(accepts: str, pattern: str = r"\S") -> Kind[str]:
     return scalar(accepts, {"type": "string", "pattern": pattern}, parse)
 
 
-def switch() -> Kind[bool]:
+def switch() -> Scalar[bool]:
     """`true` or `false`."""
 
     def parse(value: Data) -> bool:
@@ -205,7 +212,7 @@ def switch() -> Kind[bool]:
     return scalar("true or false", {"type": "boolean"}, parse)
 
 
-def choice(names: Sequence[str]) -> Kind[str]:
+def choice(names: Sequence[str]) -> Scalar[str]:
     """One of a few names."""
 
     def parse(value: Data) -> str:
@@ -216,13 +223,14 @@ def choice(names: Sequence[str]) -> Kind[str]:
     return scalar(f"one of {', '.join(names)}", {"enum": list(names)}, parse)
 
 
-def or_none(kind: Kind[T]) -> Kind[T | None]:
-    """A kind, or the word `none`."""
-    return Kind(
-        f"{kind.accepts}, or {NONE}",
-        {"anyOf": [{"const": NONE}, kind.schema]},
-        lambda cursor: None if cursor.value == NONE else kind.read(cursor),
-    )
+def or_none(kind: Scalar[T]) -> Scalar[T | None]:
+    """A plain value, or the word `none`."""
+
+    def parse(value: Data) -> T | None:
+        return None if value == NONE else kind.parse(value)
+
+    schema = {"anyOf": [{"const": NONE}, kind.schema]}
+    return scalar(f"{kind.accepts}, or {NONE}", schema, parse)
 
 
 def listing(kind: Kind[T], minimum: int = 1, distinct: bool = True) -> Kind[tuple[T, ...]]:
@@ -300,7 +308,9 @@ def _read_section(cursor: Cursor, keys: Sequence[Key], accepts: str) -> dict[str
     given = {} if cursor.value is None else cursor.value
     if not isinstance(given, dict):
         raise cursor.expected(accepts)
-    complete = check_keys(cursor, given, [key.name for key in keys])
+    names = [key.name for key in keys]
+    unknown = [name for name in given if name not in names]
+    complete = check_keys(cursor, given, names)
     found: dict[str, Any] = {}
     for key in keys:
         if key.name in given:
@@ -309,8 +319,9 @@ def _read_section(cursor: Cursor, keys: Sequence[Key], accepts: str) -> dict[str
             except Rejected:
                 complete = False
         elif key.required:
-            cursor.refuse(f"missing key '{key.name}'; expected {key.kind.accepts}", key.name)
             complete = False
+            if not any(nearest(name, names) == nearest(key.name, names) for name in unknown):
+                cursor.refuse(f"missing key '{key.name}'; expected {key.kind.accepts}", key.name)
     if not complete:
         raise Rejected
     return found

@@ -5,9 +5,13 @@ function that turns what was read into its spec. Knows nothing of models.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
-from archsearch.grammar import (
+from archsearch.mqar import check_segment
+from archsearch.recipes import CUSTOM, RECIPES, Recipe
+from archsearch.spec import MqarSpec, TrainSpec
+from archsearch.study_file.grammar import (
     Cursor,
     Key,
     Kind,
@@ -21,14 +25,14 @@ from archsearch.grammar import (
     switch,
     whole,
 )
-from archsearch.mqar import check_segment
-from archsearch.recipes import CUSTOM, RECIPES, Recipe
-from archsearch.spec import MqarSpec, TrainSpec
 
 DEFAULT_TRAINING = "zoology-figure2"
 """Recipe whose training a task without a recipe takes."""
 
-_RECIPE_NAME = choice(tuple(RECIPES))
+_RECIPE_NAME = replace(
+    choice(tuple(RECIPES)),
+    schema={"anyOf": [{"const": name, "description": each.doc} for name, each in RECIPES.items()]},
+)
 _SEGMENT = section(
     (
         Key("length", whole(4, 1 << 20), "Tokens of one sequence.", required=True),
@@ -65,20 +69,20 @@ def _read_mqar(cursor: Cursor) -> MqarSpec:
     return task
 
 
-def _check_segments(cursor: Cursor, given: dict[str, Any], task: MqarSpec) -> None:
+def _check_segments(cursor: Cursor, given: Mapping[str, Any], task: MqarSpec) -> None:
     complete = True
     for part, segments in (("train", task.train), ("test", task.test)):
-        seen = set()
-        for index, segment in enumerate(segments):
-            said = check_segment(task, segment)
-            if part == "test" and (segment.length, segment.pairs) in seen:
-                said = f"length {segment.length} with {segment.pairs} pairs is tested already"
-            seen.add((segment.length, segment.pairs))
-            if said and part in given:
-                cursor.refuse(said, part, index)
-            elif said:
-                cursor.refuse(f"{said} (segment {index + 1} of {part})", "vocab_size")
-            complete = complete and not said
+        said = [check_segment(task, segment) for segment in segments]
+        if part not in given and any(said):
+            # The segments are the recipe's, so it is the vocabulary that does not fit them.
+            raise cursor.refuse(next(filter(None, said)), "vocab_size")
+        shapes = [(segment.length, segment.pairs) for segment in segments]
+        for index, (length, pairs) in enumerate(shapes):
+            if part == "test" and (length, pairs) in shapes[:index]:
+                said[index] = f"length {length} with {pairs} pairs is tested already"
+            if said[index]:
+                cursor.refuse(said[index], part, index)
+                complete = False
     if not complete:
         raise Rejected
 

@@ -1,10 +1,9 @@
 """A study's YAML file becomes a StudySpec; every problem is found, with its line.
 
 The keys at the top of a study, its small sections, its plugin files, and the order in which all
-is read. `study_schema` is the same grammar as a JSON Schema for editors. Writes nothing anywhere.
+is read. Writes nothing anywhere.
 """
 
-import copy
 import re
 from dataclasses import replace
 from fractions import Fraction
@@ -12,12 +11,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from archsearch.errors import PluginError, SpecError
-from archsearch.grammar import (
+from archsearch.registry import add_plugin_file, mixer_fields
+from archsearch.spec import SearchSpec, StudySpec
+from archsearch.study_file.checks import excluded
+from archsearch.study_file.grammar import (
     Cursor,
     Key,
     Kind,
     Rejected,
-    Schema,
     choice,
     duration,
     items,
@@ -28,17 +29,14 @@ from archsearch.grammar import (
     text,
     whole,
 )
-from archsearch.registry import add_plugin_file, mixer_fields
-from archsearch.spec import SearchSpec, StudySpec
-from archsearch.study_checks import excluded
-from archsearch.study_model import MODEL, layer_definitions, read_model
-from archsearch.study_objectives import (
+from archsearch.study_file.model import MODEL, read_model
+from archsearch.study_file.objectives import (
     DEFAULT_OBJECTIVES,
     LIMITS,
     OBJECTIVES,
     placed,
 )
-from archsearch.study_task import TASK, TRAIN, read_task, recipe_of, train_over
+from archsearch.study_file.task import TASK, TRAIN, read_task, recipe_of, train_over
 from archsearch.yaml_file import Data, read_yaml
 
 _MAX_GPUS = 1024
@@ -198,27 +196,3 @@ def _check_limits(root: Cursor, spec: StudySpec) -> None:
             root.refuse(finding.message, "model", "layers", at_key=True)
     if findings:
         raise Rejected
-
-
-def study_schema() -> Schema:
-    """Return the JSON Schema (2020-12) of a study as it is written, with the installed mixers.
-
-    A study with `plugins` may use mixers that the schema does not list.
-    """
-    properties = {**STUDY.schema["properties"], "model": True}
-    described = STUDY.schema["properties"]["model"]
-    with_own = copy.deepcopy(described)
-    with_own["properties"]["layers"]["$ref"] = "#/$defs/open_layers"
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "archsearch study",
-        **STUDY.schema,
-        "properties": properties,
-        "if": {"required": ["plugins"]},
-        "then": {"properties": {"model": with_own}},
-        "else": {"properties": {"model": described}},
-        "$defs": {
-            **layer_definitions("", closed=True),
-            **layer_definitions("open_", closed=False),
-        },
-    }

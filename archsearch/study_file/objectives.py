@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from archsearch.errors import nearest
-from archsearch.grammar import (
+from archsearch.spec import Limit, Metric, Objective
+from archsearch.study_file.grammar import (
     Cursor,
     Key,
     Kind,
@@ -21,7 +22,6 @@ from archsearch.grammar import (
     section,
     whole,
 )
-from archsearch.spec import Limit, Metric, Objective
 
 MAX_OBJECTIVES = 4
 

@@ -8,7 +8,8 @@ import math
 from typing import Any, cast
 
 from archsearch.errors import nearest
-from archsearch.grammar import (
+from archsearch.space import Choice, Field, Range, Value
+from archsearch.study_file.grammar import (
     Cursor,
     Key,
     Kind,
@@ -19,7 +20,6 @@ from archsearch.grammar import (
     section,
     whole,
 )
-from archsearch.space import Choice, Field, Range, Value
 
 MAX_CANDIDATES = 4096
 """Longest list that `{from, to, step}` may stand for."""

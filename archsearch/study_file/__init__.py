@@ -1,0 +1,11 @@
+"""A study's YAML file becomes a StudySpec, or an error that names every mistake and its line.
+
+`reading` starts at the top of the file, `model`, `task` and `objectives` read its larger sections,
+`fields` what narrows a mixer, in the words of `grammar`. `checks` finds limits that leave nothing
+to search, `schema` says the same grammar to editors.
+"""
+
+from archsearch.study_file.reading import load_study
+from archsearch.study_file.schema import study_schema
+
+__all__ = ["load_study", "study_schema"]
