@@ -201,7 +201,7 @@ PIECES = ["", "-1", "0", "1e9", "none", "null", "[]", "{}", ": ", ",", "\n", "tr
 PIECES += ["'", "9999999999", "one_of", "2GiB", "- ", "é", "1/2", "x", "[1]", "&a ", "*a"]
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, len(GOOD)), st.integers(0, 12), st.sampled_from(PIECES)),
@@ -219,7 +219,7 @@ def test_no_mutation_raises_anything_but_a_spec_error(
         load(tmp_path_factory.getbasetemp(), text)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, len(GOOD.splitlines()) - 1), st.sampled_from(PIECES))
 def test_no_value_in_place_of_another_raises_anything_but_a_spec_error(
     tmp_path_factory: pytest.TempPathFactory, at: int, piece: str

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archsearch.errors import SpecError
@@ -148,6 +148,7 @@ PIECES = "a|1|: |\n|  |- |[|]|{|}|,|&x |*x|!t |'|\"|>|#|?|%|---\n|...\n|\t|<<|\r
 FRAGMENTS = st.sampled_from([*PIECES.split("|"), "|"])
 
 
+@settings(deadline=None)
 @given(st.lists(FRAGMENTS, max_size=30).map("".join) | st.text(max_size=30))
 def test_no_text_raises_anything_but_a_spec_error(
     tmp_path_factory: pytest.TempPathFactory, text: str
