@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from archsearch.arch import ArchSpec
 from archsearch.compose import NO_LAYER
 from archsearch.display import architecture, shown_metrics, written
+from archsearch.errors import PluginError
 from archsearch.messages import Evaluation, Profile
 from archsearch.records import StudyRecord, TrialRecord, TrialState
-from archsearch.space import Value
-from archsearch.spec import StudySpec
+from archsearch.registry import mixer_fields
+from archsearch.spec import Option, StudySpec
 
 ABSENT = "none"
 """Value of a text parameter that an architecture does not have; a number is 0 then."""
@@ -30,29 +31,32 @@ class Point:
     step: int = 0
 
 
-def searched_fields(spec: StudySpec) -> dict[str, dict[str, tuple[Value, ...]]]:
-    """Mixer -> field -> candidates, for every mixer of the study and every field it lists."""
-    found: dict[str, dict[str, tuple[Value, ...]]] = {}
-    for slot in spec.model.layers:
-        for option in slot.options:
-            if option.mixer != NO_LAYER:
-                fields = found.setdefault(option.mixer, {})
-                for name, candidates in option.fields.items():
-                    fields[name] = (*fields.get(name, ()), *candidates)
-    return found
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _sentinels(option: Option) -> dict[str, str]:
+    """Field -> what stands for it where it is absent, for every field of a mixer."""
+    try:
+        declared = {name: field.default for name, field in mixer_fields(option.mixer).items()}
+    except PluginError:
+        declared = {}  # the mixer is gone; the study still knows what it searched
+    listed = {name: values[0] for name, values in option.fields.items()}
+    return {
+        name: "0" if _is_number(value) else ABSENT for name, value in {**declared, **listed}.items()
+    }
+
+
+def _options(spec: StudySpec, depth: int) -> list[Option]:
+    """What can stand at a depth: the slot's options, or any slot's if layers may be left out."""
+    slots = spec.model.layers
+    movable = any(option.mixer == NO_LAYER for slot in slots for option in slot.options)
+    at = slots if movable else (slots[depth % len(slots)],)
+    return [option for slot in at for option in slot.options if option.mixer != NO_LAYER]
+
+
 def parameters_of(spec: StudySpec, arch: ArchSpec) -> dict[str, str]:
     """Every decision as text, under the same names for all architectures of the study."""
-    sentinels = {
-        name: "0" if all(_is_number(value) for value in candidates) else ABSENT
-        for fields in searched_fields(spec).values()
-        for name, candidates in fields.items()
-    }
     found = {
         "architecture": architecture(spec, arch),
         "width": str(arch.width),
@@ -64,9 +68,21 @@ def parameters_of(spec: StudySpec, arch: ArchSpec) -> dict[str, str]:
     for depth in range(deepest):
         layer = arch.layers[depth] if depth < len(arch.layers) else None
         found[f"layer{depth}.mixer"] = layer.mixer if layer else ABSENT
-        fields = layer.fields if layer else {}
-        for name in sorted({*sentinels, *fields}):
-            found[f"layer{depth}.{name}"] = str(fields.get(name, sentinels.get(name, ABSENT)))
+        values = {name: str(value) for name, value in layer.fields.items()} if layer else {}
+        for option in _options(spec, depth):
+            values = _sentinels(option) | values
+        found |= {f"layer{depth}.{name}": values[name] for name in sorted(values)}
+    return found
+
+
+def _numeric_fields(spec: StudySpec) -> dict[str, set[str]]:
+    """Mixer -> fields that the study lists and whose candidates are numbers."""
+    found: dict[str, set[str]] = {}
+    for slot in spec.model.layers:
+        for option in slot.options:
+            if option.mixer != NO_LAYER:
+                fields = found.setdefault(option.mixer, set())
+                fields |= {k for k, values in option.fields.items() if all(map(_is_number, values))}
     return found
 
 
@@ -77,13 +93,12 @@ def encodings(spec: StudySpec, arch: ArchSpec) -> dict[str, float]:
         "arch/width": float(arch.width),
         "arch/channel_ratio": arch.channel_mixer.ratio,
     }
-    for mixer, fields in sorted(searched_fields(spec).items()):
+    for mixer, fields in sorted(_numeric_fields(spec).items()):
         layers = [layer for layer in arch.layers if layer.mixer == mixer]
         numbers[f"arch/count/{mixer}"] = float(len(layers))
-        for name, candidates in sorted(fields.items()):
-            if all(_is_number(value) for value in candidates):
-                values = [float(layer.fields[name]) for layer in layers if name in layer.fields]
-                numbers[f"arch/{mixer}.{name}"] = max(values, default=0.0)
+        for name in sorted(fields):
+            values = [float(layer.fields[name]) for layer in layers if name in layer.fields]
+            numbers[f"arch/{mixer}.{name}"] = max(values, default=0.0)
     return numbers
 
 

@@ -88,7 +88,10 @@ class View:
         token = None
         while True:
             page = self._client.search_runs(
-                [self.experiment_id], run_view_type=ViewType.ACTIVE_ONLY, page_token=token
+                [self.experiment_id],
+                run_view_type=ViewType.ACTIVE_ONLY,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
             )
             for run in page:
                 self._remember(run)
@@ -129,6 +132,8 @@ class View:
                 run_name=name,
             )
             shown = self._runs[key] = _Shown(run.info.run_id, {}, dict(run.data.tags))
+        elif shown.tags.get("mlflow.runName") != name:
+            self._client.update_run(shown.run_id, name=name)
         self._client.set_terminated(shown.run_id, status, _milliseconds(end))
         return shown
 
