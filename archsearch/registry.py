@@ -69,6 +69,13 @@ def add_plugin_file(path: Path) -> str:
     return name
 
 
+def forget_plugin_file(name: str) -> None:
+    """Undo `add_plugin_file`: the name is free again, and the file is read anew if it returns."""
+    del _files[name]
+    sys.modules.pop(_FILE_MODULE_PREFIX + name, None)
+    load_mixer.cache_clear()
+
+
 def _import(name: str) -> ModuleType:
     if name not in _files:
         return importlib.import_module(_sources()[name])
@@ -76,11 +83,12 @@ def _import(name: str) -> ModuleType:
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, _files[name])
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look their own module up while being made
     try:
-        spec.loader.exec_module(module)
+        # Not the loader's `exec_module`, which would leave byte code beside the user's file.
+        exec(compile(_files[name].read_bytes(), _files[name], "exec"), vars(module))
     except BaseException:
         del sys.modules[module_name]
         raise

@@ -4,13 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import count, walk
 from archsearch.cost import known_metrics, parameters, violations
 from archsearch.errors import Problem, SpecError
-from archsearch.study_file import load_study
+from archsearch.study_file import load_study, study_schema
 from archsearch.study_file.checks import MAX_WALK
+from archsearch.yaml_file import read_yaml
 
 GOOD = """\
 study: good
@@ -206,6 +208,47 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, row: tuple[str | int, 
         assert str(words) in found[0].message
 
 
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    return Draft202012Validator(study_schema())
+
+
+READER_ONLY = {
+    "repeat: 200",
+    "    - attention: {heads: 3}\n",
+    "        - sliding_window\n",
+    "{from: 16, to: 8}",
+    "{from: 8, to: 2048, scale: log2}",
+    "{from: 8, to: 16, step: 2, scale: log2}",
+    "{from: 0, to: 16, scale: log2}",
+    "channel_mixer: {swiglu: {ratio: 0.001}}",
+    "channel_mixer: {one_of: [none, none]}",
+    "vocab_size: 64",
+    "recipe: tiny\n    vocab_size: 10",
+    "parameters: 100",
+    "state_bytes: 1",
+    "gpus: 0.33",
+    "gpus: 1.5",
+    "width: 10M",
+    ".inf,",
+}
+"""Mistakes between several keys, which a schema cannot say."""
+
+
+@pytest.mark.parametrize("row", BAD, ids=[re.sub(r"\s+", " ", str(row[1]))[:40] for row in BAD])
+def test_an_editor_sees_the_mistakes_that_a_schema_can_say(
+    tmp_path: Path, validator: Draft202012Validator, row: tuple[str | int, ...]
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(GOOD.replace(str(row[0]), str(row[1])), encoding="utf-8")
+    try:
+        data = read_yaml(path).data
+    except SpecError:
+        return  # no YAML at all, which an editor sees by itself
+    spans = row[1] in READER_ONLY or "tested already" in str(row[3]) or "queries" in str(row[3])
+    assert validator.is_valid(data) == spans
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -220,78 +263,6 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, row: tuple[str | int, 
 )
 def test_a_file_that_is_hardly_a_study_is_refused(tmp_path: Path, text: str, said: str) -> None:
     assert any(said in problem.message for problem in problems(tmp_path, text))
-
-
-PLUGIN = '''
-from dataclasses import dataclass
-from typing import Annotated
-from archsearch.mixer import Mixer
-from archsearch.space import Choice
-
-class Plugin(Mixer):
-    """A mixer for this test."""
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Mixer.Config):
-        size: Annotated[int, Choice(1, 2, 4), "a size"] = 1
-        slope: Annotated[float, Choice(0.5, 1.0)] = 1.0
-        free: float = 0.0
-        word: str = "a"
-        def __post_init__(self):
-            {rule}
-        def state_spec(self, context_len, dtype):
-            return ()
-        def flops(self, context_len):
-            return 1
-'''
-USES = "study: s\nplugins: [{path}]\nmodel: {{layers: [{layer}]}}\ntask: {{mqar: tiny}}\n"
-
-
-def with_plugin(folder: Path, name: str, rule: str, layer: str) -> Path:
-    (folder / f"{name}.py").write_text(PLUGIN.replace("{rule}", rule), encoding="utf-8")
-    path = folder / "study.yaml"
-    path.write_text(USES.format(path=f"./{name}.py", layer=layer), encoding="utf-8")
-    return path
-
-
-def test_a_plugin_file_is_found_beside_the_study(tmp_path: Path) -> None:
-    layer = "beside_study: {size: 3, slope: [1, 0.75], free: [7, 8.5], word: [b, c]}"
-    spec = load_study(with_plugin(tmp_path, "beside_study", "pass", f"{{{layer}}}"))
-    assert spec.plugins == (str(tmp_path / "beside_study.py"),)
-    fields = spec.model.layers[0].options[0].fields
-    assert fields == {"size": (3,), "slope": (0.75, 1.0), "free": (7.0, 8.5), "word": ("b", "c")}
-    assert all(type(value) is float for value in fields["free"])
-
-
-@pytest.mark.parametrize(
-    ("name", "rule", "layer", "line", "said"),
-    [
-        (
-            "rule_none",
-            "raise ValueError('never')",
-            "rule_none",
-            3,
-            "built: mixer 'rule_none'",
-        ),
-        ("rule_bug", "1 / 0", "rule_bug", 3, "mixer 'rule_bug' raised ZeroDivisionError"),
-        ("wide", "pass", "{wide: {size: 5}}", 3, "found 5; expected an integer from 1 to 4"),
-        ("words", "pass", "{words: {word: 3}}", 3, "found 3; expected text for 'word'"),
-        ("syntax", "oops(", "syntax", 2, "mixer 'syntax' fails to import"),
-        ("attention", "pass", "attention", 2, "would be a second mixer called 'attention'"),
-    ],
-)
-def test_what_is_wrong_with_a_plugin_is_said(
-    tmp_path: Path, name: str, rule: str, layer: str, line: int, said: str
-) -> None:
-    with pytest.raises(SpecError) as caught:
-        load_study(with_plugin(tmp_path, f"{name}", rule, layer))
-    assert caught.value.problems[0].line == line
-    assert said in caught.value.problems[0].message
-
-
-def test_a_plugin_that_does_not_exist_is_said_at_its_line(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, USES.format(path="./absent.py", layer="attention"))
-    assert (problem.line, problem.column) == (2, 11)
-    assert "absent.py is not a Python file" in problem.message
 
 
 def one_layer(alternatives: str, limits: str) -> str:

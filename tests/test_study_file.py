@@ -1,15 +1,22 @@
 """A study's YAML: what is accepted, what it means, and what is said about mistakes."""
 
 import contextlib
+import json
+from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from archsearch.errors import SpecError
-from archsearch.spec import ChannelOption, Limit, Objective, StudySpec
-from archsearch.study_file import load_study
+from archsearch.recipes import RECIPES
+from archsearch.registry import mixer_fields, mixer_names
+from archsearch.spec import ChannelOption, Limit, Metric, Objective, StudySpec
+from archsearch.study_file import load_study, study_schema
+from archsearch.yaml_file import read_yaml
 
 GOOD = """\
 study: good
@@ -201,6 +208,16 @@ PIECES = ["", "-1", "0", "1e9", "none", "null", "[]", "{}", ": ", ",", "\n", "tr
 PIECES += ["'", "9999999999", "one_of", "2GiB", "- ", "é", "1/2", "x", "[1]", "&a ", "*a"]
 
 
+VALIDATOR = cache(lambda: Draft202012Validator(study_schema()))
+
+
+def assert_read_or_refused(folder: Path, text: str) -> None:
+    with contextlib.suppress(SpecError):
+        load(folder, text)
+        # The schema may miss a mistake, but never marks what the reader accepts.
+        VALIDATOR().validate(read_yaml(folder / "study.yaml").data)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
@@ -215,8 +232,7 @@ def test_no_mutation_raises_anything_but_a_spec_error(
     text = GOOD
     for start, length, piece in edits:
         text = text[:start] + piece + text[start + length :]
-    with contextlib.suppress(SpecError):
-        load(tmp_path_factory.getbasetemp(), text)
+    assert_read_or_refused(tmp_path_factory.getbasetemp(), text)
 
 
 @settings(max_examples=100, deadline=None)
@@ -227,5 +243,29 @@ def test_no_value_in_place_of_another_raises_anything_but_a_spec_error(
     lines = GOOD.splitlines()
     key, colon, _ = lines[at].partition(": ")
     lines[at] = f"{key}{colon or ' '}{piece}"
-    with contextlib.suppress(SpecError):
-        load(tmp_path_factory.getbasetemp(), "\n".join(lines))
+    assert_read_or_refused(tmp_path_factory.getbasetemp(), "\n".join(lines))
+
+
+def test_the_schema_is_a_schema_and_names_what_is_installed() -> None:
+    schema = study_schema()
+    Draft202012Validator.check_schema(schema)
+    assert json.loads(json.dumps(schema)) == schema
+    mixers = schema["$defs"]["mixer"]["properties"]
+    assert [*mixers] == list(mixer_names())
+    for name, described in mixers.items():
+        assert [*described["properties"]] == [*mixer_fields(name)]
+    assert "tokens a token sees" in mixers["sliding_window"]["properties"]["window"]["description"]
+    text = json.dumps(schema)
+    assert all(f'"{name}"' in text for name in (*RECIPES, *get_args(Metric)))
+
+
+def test_the_schema_leaves_room_for_the_mixers_of_plugin_files() -> None:
+    own = {
+        "study": "s",
+        "model": {"layers": ["own", {"own": {"size": 1}}]},
+        "task": {"mqar": "tiny"},
+    }
+    assert not VALIDATOR().is_valid(own)
+    assert VALIDATOR().is_valid({**own, "plugins": ["./own.py"]})
+    misspelt = {**own, "plugins": ["./own.py"], "model": {"layrs": ["own"]}}
+    assert not VALIDATOR().is_valid(misspelt)

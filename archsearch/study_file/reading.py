@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from archsearch.errors import PluginError, SpecError
-from archsearch.registry import add_plugin_file, mixer_fields
+from archsearch.registry import add_plugin_file, forget_plugin_file, mixer_fields
 from archsearch.spec import SearchSpec, StudySpec
 from archsearch.study_file.checks import excluded
 from archsearch.study_file.grammar import (
@@ -115,8 +115,13 @@ def _read_plugins(cursor: Cursor) -> tuple[str, ...]:
 def _read_plugin(cursor: Cursor) -> str:
     path = Path(cursor.document.source).parent / _ANY_TEXT.read(cursor)
     try:
-        mixer_fields(add_plugin_file(path))
+        name = add_plugin_file(path)
     except (PluginError, OSError, ValueError) as error:
+        raise cursor.refuse(str(error)) from error
+    try:
+        mixer_fields(name)
+    except PluginError as error:
+        forget_plugin_file(name)
         raise cursor.refuse(str(error)) from error
     return str(path.resolve())
 
