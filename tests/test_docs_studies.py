@@ -36,7 +36,7 @@ def rows(heading: str) -> set[str]:
     """Keys in the tables below a heading."""
     _, _, after = PAGE.partition(f"\n## {heading}\n")
     assert after, heading
-    return set(re.findall(r"^\| `(\w+)` \|", after.split("\n## ")[0], flags=re.MULTILINE))
+    return set(re.findall(r"^\| `([\w-]+)` \|", after.split("\n## ")[0], flags=re.MULTILINE))
 
 
 def test_every_key_is_in_the_table_of_its_section() -> None:
