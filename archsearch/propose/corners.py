@@ -4,20 +4,24 @@ Spaces of up to `SMALL` ways to choose are walked through; of larger ones a fixe
 Everything is a function of the study alone.
 """
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose, count
-from archsearch.cost import compute_dtype, known_metric, state_bytes, violations
+from archsearch.cost import compute_dtype, known_metric, state_bytes
+from archsearch.gate import gate
 from archsearch.space import Value
 from archsearch.spec import MEASURED_AFTER_TRAINING, ModelSpec, StudySpec
 
 SMALL = 10_000
 """Ways to choose up to which a space is walked through."""
-_WALKED_FOR_COSTS = 1_000
-"""Architectures looked at to find corners; each costs some milliseconds."""
+_LOOKED_AT = 1_000
+"""Architectures that corners are looked for among."""
+_COUNTED = 100
+"""Of these, how many are counted to the last parameter, which takes some milliseconds each."""
 
 
 @dataclass(frozen=True)
@@ -79,48 +83,68 @@ def drawn(model: ModelSpec, seed: int) -> Iterator[Assignment]:
 
 
 def sample(spec: StudySpec) -> list[Assignment]:
-    """Feasible architectures to find corners among, smallest state first."""
-    if count(spec.model) <= _WALKED_FOR_COSTS:
-        candidates = assignments(spec.model)
+    """Architectures to find corners among, smallest state first; limits are not looked at."""
+    if count(spec.model) <= _LOOKED_AT:
+        candidates = list(assignments(spec.model))
     else:
         source = drawn(spec.model, spec.seed)
-        unique = {
-            one.arch.arch_hash: one for one in (next(source) for _ in range(_WALKED_FOR_COSTS))
-        }
-        candidates = iter(unique.values())
-    dtype = compute_dtype(spec.train.precision)
-    sized = [
-        (state_bytes(one.arch, spec.task.longest, dtype), one.arch.arch_hash, one)
-        for one in candidates
-        if not violations(one.arch, spec)
-    ]
-    return [one for _size, _hash, one in sorted(sized, key=lambda entry: entry[:2])]
+        found = {one.arch.arch_hash: one for one in itertools.islice(source, _LOOKED_AT)}
+        candidates = list(found.values())
+    sized = [(_size(one.arch, spec), one.arch.arch_hash, one) for one in candidates]
+    sized.sort(key=lambda entry: entry[:2])
+    return [one for size, _hash, one in sized if size >= 0]
 
 
-def warm_start(spec: StudySpec, feasible: list[Assignment]) -> list[Assignment]:
-    """The architectures that a study asks to begin with; `feasible` is from `sample`."""
-    if not feasible:
+def _size(arch: ArchSpec, spec: StudySpec) -> int:
+    """State bytes; -1 if the mixers exclude the architecture or fail."""
+    try:
+        return state_bytes(arch, spec.task.longest, compute_dtype(spec.train.precision))
+    except Exception:
+        return -1  # a proposal of it will say what is wrong
+
+
+def warm_start(spec: StudySpec) -> list[Assignment]:
+    """The architectures that a study asks to begin with, each once, in the order asked for."""
+    if not spec.search.warm_start:
         return []
-    places = {"smallest": 0, "middle": len(feasible) // 2, "largest": len(feasible) - 1}
-    indices = dict.fromkeys(places[name] for name in spec.search.warm_start)
-    return [feasible[index] for index in indices]
+    by_size = sample(spec)
+    middle = len(by_size) // 2
+    orders = {
+        "smallest": by_size,
+        "middle": [
+            by_size[index]
+            for index in sorted(range(len(by_size)), key=lambda index: abs(index - middle))
+        ],
+        "largest": by_size[::-1],
+    }
+    found: dict[str, Assignment] = {}
+    for name in spec.search.warm_start:
+        one = next((one for one in orders[name] if gate(one.arch, spec).is_open), None)
+        if one is not None:
+            found.setdefault(one.arch.arch_hash, one)
+    return list(found.values())
 
 
-def largest(spec: StudySpec, feasible: list[Assignment]) -> dict[str, float]:
-    """Largest value of every objective that the architecture alone decides."""
-    found: dict[str, float] = {}
-    for objective in spec.objectives:
-        if objective.metric in MEASURED_AFTER_TRAINING or not feasible:
-            continue
-        context = objective.context or spec.task.longest
-        found[objective.metric] = float(
-            max(known_metric(one.arch, spec, objective.metric, context) for one in feasible)
-        )
+def largest(spec: StudySpec) -> dict[str, float]:
+    """Largest value in the space of every objective that the architecture alone decides."""
+    wanted = {
+        objective.metric: objective.context or spec.task.longest
+        for objective in spec.objectives
+        if objective.metric not in MEASURED_AFTER_TRAINING
+    }
+    if not wanted:
+        return {}
+    by_size = sample(spec)
+    few = by_size[:: max(1, len(by_size) // _COUNTED)] + by_size[-1:]
+    return {
+        metric: float(max(known_metric(one.arch, spec, metric, context) for one in few))
+        for metric, context in wanted.items()
+        if few
+    }
+
+
+def shuffled(spec: StudySpec) -> list[Assignment]:
+    """Every architecture of a small space, in an order shuffled by the study's seed."""
+    found = list(assignments(spec.model))
+    random.Random(spec.seed).shuffle(found)
     return found
-
-
-def unseen(spec: StudySpec, known: set[str]) -> list[Assignment]:
-    """What is left of a small space, in an order shuffled by the study's seed."""
-    left = [one for one in assignments(spec.model) if one.arch.arch_hash not in known]
-    random.Random(spec.seed).shuffle(left)
-    return left

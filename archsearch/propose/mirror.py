@@ -4,12 +4,13 @@ A view, like MLflow: proposals come from `sampler`, and our records decide. On s
 right: trials that an earlier coordinator left RUNNING are ended, missing ones are added.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import optuna
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
@@ -55,7 +56,10 @@ class Mirror:
                     "did not make; give this study another name (`study:`)"
                 )
             self._study.set_user_attr(_MARK, spec.identity)
-            self._study.set_metric_names([_label(spec, i) for i in range(len(directions))])
+            with warnings.catch_warnings():
+                # Optuna calls names of objectives experimental; they only label its charts.
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                self._study.set_metric_names([_label(spec, i) for i in range(len(directions))])
 
     def close(self) -> None:
         self._storage.remove_session()

@@ -13,7 +13,6 @@ from optuna import Study
 from optuna.storages import BaseStorage
 from optuna.trial import Trial, TrialState
 
-from archsearch.records import TrialRecord
 from archsearch.records import TrialState as OurState
 from archsearch.spec import StudySpec
 
@@ -35,16 +34,24 @@ class Told:
     """All of the study's or none."""
 
 
-def told_of(spec: StudySpec, trial: TrialRecord, constraints: Mapping[str, float]) -> Told:
-    """What to tell of a final trial: infeasible ones are pruned with their constraints."""
-    assert trial.state.is_final
-    if trial.state is OurState.FAILED or (
-        trial.state is OurState.DUPLICATE and trial.failure is not None
-    ):
+def told_of(
+    spec: StudySpec,
+    state: OurState,
+    failed: bool,
+    metrics: Mapping[str, float],
+    constraints: Mapping[str, float],
+) -> Told:
+    """What to tell of a final trial: infeasible ones are pruned with their constraints.
+
+    Args:
+        failed: it, or what it duplicates, ended without a result.
+    """
+    assert state.is_final
+    if failed:
         return Told("fail")
-    if trial.state is OurState.INFEASIBLE:
+    if state is OurState.INFEASIBLE:
         return Told("pruned", constraints=constraints)
-    values = tuple(trial.metrics[objective.metric] for objective in spec.objectives)
+    values = tuple(metrics[objective.metric] for objective in spec.objectives)
     return Told("complete", values, constraints)
 
 

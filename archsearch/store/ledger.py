@@ -6,7 +6,6 @@ token; only the newest attempt of a trial can change the trial.
 """
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,6 +107,10 @@ class Ledger:
             seconds_run=seconds_run,
         )
 
+    def set_stop_reason(self, stop_reason: str) -> None:
+        """Note why the study stops, while it is still held."""
+        self._update_study(stop_reason=stop_reason)
+
     def check(self) -> None:
         """Raise StudyRefusedError if the study is no longer this coordinator's."""
         with self.writing():
@@ -152,9 +155,8 @@ class Ledger:
                 sa.update(trials).where(self._is(number)).values(optuna_number=optuna_number)
             )
 
-    def start_attempt(self, number: int) -> str:
-        """Begin one try at a trial and return its token."""
-        token = uuid.uuid4().hex
+    def start_attempt(self, number: int, token: str) -> None:
+        """Begin one try at a trial; `token` names it from here on."""
         trial_id = sa.select(trials.c.id).where(self._is(number)).scalar_subquery()
         with self.writing() as connection:
             last = connection.scalar(
@@ -170,7 +172,6 @@ class Ledger:
                     message="",
                 )
             )
-        return token
 
     def note_started(self, token: str, started: Started) -> None:
         """Where an attempt runs."""
@@ -246,19 +247,18 @@ class Ledger:
                 )
             )
             if token is not None:
-                ended = _lost(verdict.failure, verdict.message) if verdict.failure else _DONE
+                ended = (
+                    _lost(verdict.failure, verdict.message)
+                    if verdict.failure is not None
+                    else {"state": AttemptState.DONE, "finished_at": now}
+                )
                 connection.execute(
-                    sa.update(attempts)
-                    .where(attempts.c.token == token)
-                    .values(**ended, finished_at=now)
+                    sa.update(attempts).where(attempts.c.token == token).values(**ended)
                 )
         return True
 
     def _is(self, number: int) -> sa.ColumnElement[bool]:
         return sa.and_(trials.c.study_id == self.study_id, trials.c.number == number)
-
-
-_DONE: Mapping[str, Any] = {"state": AttemptState.DONE}
 
 
 def _lost(failure: FailureClass, message: str) -> dict[str, Any]:

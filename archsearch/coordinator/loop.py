@@ -1,0 +1,216 @@
+"""The loop of a running study: propose, submit, take what arrives, until the budget is spent.
+
+Bounded waits everywhere; one thread; whatever it learns goes to the desk. An attempt is named by
+its token: what carries the token of an attempt given up is kept as a late answer and not used.
+"""
+
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable
+
+from archsearch.cluster import Answer, Arrival, Cluster, Gone, Up
+from archsearch.coordinator.book import Entry
+from archsearch.coordinator.desk import Desk
+from archsearch.coordinator.flights import Flight
+from archsearch.coordinator.nexts import Nexts
+from archsearch.errors import FailureClass
+from archsearch.measures import profile_spec
+from archsearch.messages import (
+    Evaluated,
+    Failed,
+    PluginFile,
+    Profile,
+    Profiled,
+    Rung,
+    Started,
+    TrialRequest,
+)
+from archsearch.records import TrialState
+from archsearch.store.results import (
+    KnownProfile,
+    find_evaluation,
+    find_profile,
+    plain,
+    put_profile,
+)
+
+WAIT_S = 0.5
+AHEAD = 1
+"""Trials proposed beyond those that can run, so that a worker never waits for a proposal."""
+
+
+class Loop:
+    """The moving part of a coordinator.
+
+    Args:
+        desk: the study's records.
+        cluster: where trials run.
+        nexts: what to propose.
+        budget: distinct architectures to evaluate.
+        device_model: device that the study's latencies belong to, if it is known yet.
+        changed: called with a sentence, or an empty one, after everything that happens.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        cluster: Cluster,
+        nexts: Nexts,
+        plugins: tuple[PluginFile, ...],
+        budget: int,
+        device_model: str | None,
+        changed: Callable[[str], None],
+    ) -> None:
+        self.desk = desk
+        self.cluster = cluster
+        self.flights: dict[str, Flight] = {}
+        self.queue: deque[Entry] = deque(
+            entry
+            for entry in desk.book.entries
+            if entry.is_work and entry.state is TrialState.PENDING
+        )
+        self.is_exhausted = False
+        self._nexts = nexts
+        self._plugins = plugins
+        self._budget = budget
+        self._device_model = device_model
+        self._changed = changed
+        self._attempts: Counter[int] = Counter()
+        self._lookahead = cluster.slots + AHEAD
+        self._profile = profile_spec(desk.spec, cluster.is_exclusive)
+
+    @property
+    def is_done(self) -> bool:
+        """True if nothing runs or waits, and nothing more will be proposed."""
+        return not self.flights and not self.queue and not self._wants_more
+
+    @property
+    def _wants_more(self) -> bool:
+        return not self.is_exhausted and self.desk.book.work < self._budget
+
+    def fill(self) -> None:
+        """Propose what may be proposed, submit what there is room for."""
+        while self._wants_more and self.desk.book.may_propose(self._lookahead):
+            self.desk.tell_sampler(self._lookahead)
+            proposal = self._nexts.next()
+            if proposal is None:
+                self.is_exhausted = True
+                break
+            entry = self.desk.propose(proposal)
+            if entry.is_work and entry.state is TrialState.PENDING:
+                self.queue.append(entry)
+            self._changed("")
+            self.submit()
+        self.submit()
+
+    def submit(self) -> None:
+        """Start waiting trials while there is room; answer those whose results are known."""
+        while self.queue and len(self.flights) < self.cluster.slots:
+            self._submit(self.queue.popleft())
+
+    def take(self) -> None:
+        """Wait a moment for workers and write down what they say."""
+        for arrival in self.cluster.wait(WAIT_S):
+            self._take(arrival)
+        for token, flight in list(self.flights.items()):
+            limit = self.desk.spec.resources.trial_timeout_s
+            if flight.is_overdue(limit):
+                self.cluster.cancel(token)
+                self._fail(token, FailureClass.TIMED_OUT, f"stopped after {limit:g} s")
+
+    def cancel(self) -> None:
+        """Stop everything in flight; these trials stay pending."""
+        for token, flight in list(self.flights.items()):
+            self.cluster.cancel(token)
+            del self.flights[token]
+            self.desk.ledger.fail_attempt(token, FailureClass.LOST, "the study was stopped")
+            self.queue.appendleft(flight.entry)
+
+    def _submit(self, entry: Entry) -> None:
+        spec = self.desk.spec
+        request = TrialRequest(
+            study=spec.study,
+            number=entry.number,
+            token=uuid.uuid4().hex,
+            arch=entry.arch,
+            task=spec.task,
+            train=spec.train,
+            profile=self._profile,
+            seed=spec.seed,
+            device="cuda" if spec.resources.gpus > 0 else "cpu",
+            plugins=self._plugins,
+            threads=spec.resources.cpus,
+        )
+        database = self.desk.ledger.database
+        arch_hash = entry.arch.arch_hash
+        evaluation = find_evaluation(database, arch_hash, request.recipe_hash)
+        if evaluation is not None and self._device_model is not None:
+            known = find_profile(database, arch_hash, self._device_model, request.profile_key)
+            if known is not None:
+                self.desk.complete(entry, evaluation, known, token=None, from_cache=True)
+                self._changed("")
+                return
+        request = request.model_copy(update={"train_wanted": evaluation is None})
+        self._attempts[entry.number] += 1
+        self.desk.ledger.start_attempt(entry.number, request.token)
+        self.flights[request.token] = Flight(
+            entry, self._attempts[entry.number], request, evaluation
+        )
+        self.cluster.submit(request)
+        self._changed("")
+
+    def _take(self, arrival: Arrival) -> None:
+        flight = self.flights.get(arrival.token)
+        if flight is None:
+            if isinstance(arrival, Answer) and not isinstance(arrival.event, Started | Rung):
+                late = {k: v for k, v in plain(arrival.event).items() if k != "weights"}
+                self.desk.ledger.note_late_answer(arrival.token, late)
+        elif isinstance(arrival, Up):
+            flight.up = time.monotonic()
+        elif isinstance(arrival, Gone):
+            self._fail(arrival.token, arrival.failure, arrival.message, arrival.traceback)
+        else:
+            self._hear(flight, arrival)
+
+    def _hear(self, flight: Flight, answer: Answer) -> None:
+        ledger, event = self.desk.ledger, answer.event
+        if isinstance(event, Started):
+            flight.started = event
+            ledger.note_started(answer.token, event)
+            if self._device_model is None:
+                self._device_model = event.device_model
+                ledger.set_device_model(event.device_model)
+        elif isinstance(event, Rung):
+            flight.rung = event
+            ledger.add_rung(answer.token, event)
+        elif isinstance(event, Evaluated):
+            assert event.evaluation.arch_hash == flight.entry.arch.arch_hash
+            assert event.evaluation.recipe_hash == flight.request.recipe_hash
+            flight.evaluation = self.desk.put_evaluation(event)
+        elif isinstance(event, Failed):
+            self._fail(answer.token, event.failure, event.message, event.traceback)
+            return
+        else:
+            self._profiled(flight, answer.token, event)
+        self._changed("")
+
+    def _profiled(self, flight: Flight, token: str, event: Profiled) -> None:
+        del self.flights[token]
+        assert flight.evaluation is not None, "a profile came before its evaluation"
+        profile: Profile = event.profile
+        with self.desk.ledger.writing() as connection:
+            row = put_profile(connection, profile, flight.request.profile_key)
+        known = KnownProfile(row, profile)
+        self.desk.complete(flight.entry, flight.evaluation, known, token, from_cache=False)
+
+    def _fail(self, token: str, failure: FailureClass, message: str, traceback: str = "") -> None:
+        flight = self.flights.pop(token)
+        entry = flight.entry
+        if failure.is_retried and flight.attempt < self.desk.spec.resources.attempts:
+            self.desk.ledger.fail_attempt(token, failure, message)
+            self.queue.appendleft(entry)
+            self._changed(f"trial {entry.number} was lost and goes again: {message}")
+            return
+        self.desk.fail(entry, failure, message, traceback, token)
+        self._changed(f"trial {entry.number} failed ({failure}): {message}")

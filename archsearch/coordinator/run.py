@@ -1,0 +1,223 @@
+"""Running a study from its specification to its end: who does what, in which order.
+
+Claim the study, take up what is stored, connect to Ray, loop, give the study back. Whatever goes
+wrong on the way, the lease is given back and a local Ray is stopped.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+from archsearch.cluster import RUN_TRIAL, Cluster
+from archsearch.coordinator.desk import Desk
+from archsearch.coordinator.heartbeat import Heartbeat
+from archsearch.coordinator.interrupts import Interrupts
+from archsearch.coordinator.loop import Loop
+from archsearch.coordinator.nexts import Nexts
+from archsearch.coordinator.repair import read_book, repair
+from archsearch.coordinator.showing import Showing
+from archsearch.errors import ArchsearchError
+from archsearch.front import reference_point
+from archsearch.messages import PluginFile
+from archsearch.propose.corners import largest
+from archsearch.propose.mirror import Mirror
+from archsearch.propose.sampler import Proposer, resolve_sampler
+from archsearch.records import TrialState
+from archsearch.snapshot import Observer, Publisher, RunOptions, StudyOutcome
+from archsearch.spec import StudySpec
+from archsearch.store import Store
+from archsearch.store.claim import claim
+from archsearch.store.database import engine_options
+from archsearch.store.ledger import Ledger
+
+PUBLISH_S = 60.0
+PUBLISH_INTERRUPTED_S = 5.0
+_MESSAGES = {
+    "trials": "all {trials} trials are done",
+    "time": "the time is up; run it again with more (`search.time` or --time) to go on",
+    "space exhausted": "every architecture of the space that can be evaluated has been",
+    "interrupted": "stopped; run the same command again to go on where it stopped",
+}
+
+
+def run_study(
+    spec: StudySpec,
+    plugins: tuple[PluginFile, ...],
+    options: RunOptions,
+    observer: Observer,
+    publisher: Publisher | None = None,
+    trial_function: str = RUN_TRIAL,
+) -> StudyOutcome:
+    """Run a study until its budget is spent, or go on with it.
+
+    Args:
+        plugins: the study's one-off mixer files; already registered in this process.
+        publisher: shows finished trials elsewhere; None if nobody does.
+        trial_function: `module:function` that workers run.
+
+    Raises:
+        StudyRefusedError: another coordinator holds the study, or it is another one of that name.
+        ServiceError: the database or Ray cannot be reached or cannot do what is asked.
+    """
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store(spec.tracking.storage, create=True))
+        ledger = claim(store, spec, plugins, resolve_sampler(spec))
+        heartbeat = Heartbeat(ledger, store.study(spec.study).seconds_run)
+        stack.enter_context(_held(ledger, heartbeat))
+        url = spec.tracking.storage
+        mirror = stack.enter_context(contextlib.closing(Mirror(spec, url, engine_options(url))))
+        records = store.trials(spec.study)
+        study = store.study(spec.study)
+        proposer = Proposer(spec, study.sampler)
+        desk = Desk(spec, ledger, mirror, proposer, read_book(spec, records, proposer))
+        repaired = _left_by(ledger) + repair(desk, records)
+        run = _Run(desk, plugins, _Budget.of(spec, options), heartbeat, observer, publisher)
+        run.showing.reference = dict(study.reference)
+        stack.enter_context(_published(publisher))
+        reason = run.drive(options.address, trial_function, study.device_model)
+        return run.finish(reason, tuple(repaired))
+
+
+@contextlib.contextmanager
+def _held(ledger: Ledger, heartbeat: Heartbeat) -> Iterator[None]:
+    """Keep the lease alive meanwhile; give it back if the run fails."""
+    heartbeat.start()
+    try:
+        yield
+    except BaseException:
+        heartbeat.stop()
+        # The failure that is on its way up says more than that the lease could not be given back.
+        with contextlib.suppress(ArchsearchError):
+            ledger.release("error", heartbeat.seconds_run)
+        raise
+
+
+@contextlib.contextmanager
+def _published(publisher: Publisher | None) -> Iterator[None]:
+    """Publish meanwhile; if the run fails, do not wait for the rest."""
+    if publisher is not None:
+        publisher.start()
+    try:
+        yield
+    except BaseException:
+        if publisher is not None:
+            publisher.stop(0.0)
+        raise
+
+
+def _left_by(ledger: Ledger) -> list[str]:
+    if ledger.taken_from is None:
+        return []
+    return [f"the study was held by {ledger.taken_from}, which is gone"]
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """What all runs of the study together may use."""
+
+    trials: int
+    time_s: float | None
+
+    @classmethod
+    def of(cls, spec: StudySpec, options: RunOptions) -> Self:
+        trials = options.trials if options.trials is not None else spec.search.trials
+        return cls(trials, options.time_s if options.time_s is not None else spec.search.time_s)
+
+
+class _Run:
+    """One run of a study that is held."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        plugins: tuple[PluginFile, ...],
+        budget: _Budget,
+        heartbeat: Heartbeat,
+        observer: Observer,
+        publisher: Publisher | None,
+    ) -> None:
+        self._desk = desk
+        self._plugins = plugins
+        self._budget = budget
+        self._heartbeat = heartbeat
+        self._publisher = publisher
+        self._loop: Loop | None = None
+        self.showing = Showing(
+            desk.spec, desk.book, heartbeat, observer, budget.trials, budget.time_s
+        )
+
+    def drive(self, address: str | None, trial_function: str, device_model: str | None) -> str:
+        """Run trials until there is a reason to stop, and return it."""
+        if not self._has_work:
+            return "trials"
+        with Interrupts() as interrupts:
+            resources = self._desk.spec.resources
+            with contextlib.closing(Cluster(resources, address, trial_function)) as cluster:
+                interrupts.install()  # Ray puts its own handlers in place
+                nexts = Nexts(self._desk.spec, self._desk.proposer, self._desk.book)
+                loop = Loop(
+                    self._desk,
+                    cluster,
+                    nexts,
+                    self._plugins,
+                    self._budget.trials,
+                    device_model,
+                    self._changed,
+                )
+                self._loop = loop
+                return self._turn(loop, interrupts)
+
+    def finish(self, reason: str, repaired: tuple[str, ...]) -> StudyOutcome:
+        """Leave everything as the next run, and everyone who looks, should find it."""
+        ledger, study = self._desk.ledger, self._desk.spec.study
+        self._desk.put_back("its study was stopped; it runs again with the next run")
+        ledger.set_stop_reason(reason)
+        if self._publisher is not None:
+            interrupted = reason == "interrupted"
+            self._publisher.stop(PUBLISH_INTERRUPTED_S if interrupted else PUBLISH_S)
+        self._heartbeat.stop()
+        ledger.release(reason, self._heartbeat.seconds_run)
+        message = f"study '{study}': {_MESSAGES[reason].format(trials=self._budget.trials)}"
+        last = self.showing.show(None, message)
+        return StudyOutcome(study, reason, message, last, repaired)
+
+    @property
+    def _has_work(self) -> bool:
+        book = self._desk.book
+        waits = any(entry.state is TrialState.PENDING for entry in book.entries)
+        return waits or book.work < self._budget.trials
+
+    def _turn(self, loop: Loop, interrupts: Interrupts) -> str:
+        time_s = self._budget.time_s
+        while True:
+            self._heartbeat.check()
+            if interrupts.wanted:
+                loop.cancel()
+                return "interrupted"
+            is_late = time_s is not None and self._heartbeat.seconds_run >= time_s
+            if not is_late:
+                loop.fill()
+            if loop.is_done:
+                return "space exhausted" if loop.is_exhausted else "trials"
+            if is_late and not loop.flights:
+                return "time"
+            loop.take()
+            self.showing.tick(loop)
+
+    def _changed(self, note: str) -> None:
+        self._fix_reference()
+        if self._publisher is not None:
+            self._publisher.notify()
+        self.showing.show(self._loop, note)
+
+    def _fix_reference(self) -> None:
+        """The hypervolume's reference point is fixed by the first trial that completes."""
+        if self.showing.reference:
+            return
+        entries = self._desk.book.entries
+        first = next((one for one in entries if one.state is TrialState.COMPLETE), None)
+        if first is not None:
+            spec = self._desk.spec
+            self.showing.reference = reference_point(spec, largest(spec), first.metrics)
+            self._desk.ledger.set_reference(self.showing.reference)

@@ -1,0 +1,190 @@
+"""Trials that only pretend: what workers run in the coordinator's tests and its benchmark.
+
+A study's orders to its trials travel in the recipe's name, as JSON, because that reaches every
+worker. Results are functions of the architecture alone, so that two studies of one seed agree.
+Nothing here sleeps to wait for something: a trial that has to wait waits for a file lock.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from archsearch.errors import FailureClass
+from archsearch.messages import (
+    Evaluated,
+    Evaluation,
+    Event,
+    Failed,
+    LatencyPoint,
+    MemberResult,
+    Profile,
+    Profiled,
+    Rung,
+    Started,
+    TrialRequest,
+)
+from archsearch.spec import (
+    Limit,
+    ModelSpec,
+    MqarSpec,
+    Objective,
+    Option,
+    ResourcesSpec,
+    SearchSpec,
+    Segment,
+    Slot,
+    StudySpec,
+    TrackingSpec,
+    TrainSpec,
+)
+
+FUNCTION = "stub_trials:run_stub"
+DEVICE_MODEL = "pretended device"
+
+
+def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None = None) -> StudySpec:
+    """A small study of pretended trials, with its database and weights in `folder`.
+
+    Orders: `jitter_s` (random duration), and by trial number `kill`, `raise`, `exhaust`, `lose`,
+    `diverge`, `infinite` and `hold` (wait for the lock of the file `hold` in `folder`); `kill_once`
+    and `lose_once` do it in the first attempt only.
+    """
+    told = {"folder": str(folder), **(orders or {})}
+    window = Option(mixer="sliding_window", fields={"window": (4, 8, 16, 32, 64, 128)})
+    linear = Option(mixer="linear_attention", fields={"feature_dim": (8, 16, 24, 32)})
+    conv = Option(mixer="base_conv", fields={"kernel": (2, 3, 4)})
+    segment = Segment(length=32, pairs=4, examples=8)
+    return StudySpec(
+        study=name,
+        seed=7,
+        model=ModelSpec(
+            width=(32, 64), layers=(Slot(options=(conv, window)), Slot(options=(window, linear)))
+        ),
+        task=MqarSpec(recipe=json.dumps(told), vocab_size=64, train=(segment,), test=(segment,)),
+        train=TrainSpec(learning_rates=(1e-3,), seeds=1, epochs=1, batch_size=8, test_batch_size=8),
+        objectives=(
+            Objective(metric="recall", direction="maximize"),
+            Objective(metric="state_bytes", direction="minimize"),
+        ),
+        limits=(Limit(metric="state_bytes", maximum=200_000),),
+        search=SearchSpec(sampler="tpe", trials=6),
+        resources=ResourcesSpec(parallel=2, trial_timeout_s=60),
+        tracking=TrackingSpec(
+            storage=f"sqlite:///{folder}/archsearch.db", mlflow=None, weights=f"{folder}/weights"
+        ),
+    )
+
+
+def changed(spec: StudySpec, part: str, **values: Any) -> StudySpec:
+    """The study with other values in one of its sections."""
+    section = getattr(spec, part).model_copy(update=values)
+    return StudySpec.model_validate(spec.model_copy(update={part: section}).model_dump())
+
+
+def run_stub(request: TrialRequest) -> Iterator[Event]:
+    """What `archsearch.trial.run_trial` does, without training anything."""
+    orders = json.loads(request.task.recipe)
+    folder = Path(orders["folder"])
+    attempt = _count_attempt(folder, request)
+    yield Started(node=platform.node(), pid=os.getpid(), device_model=DEVICE_MODEL)
+    if request.number in orders.get("hold", []):
+        _wait_for(folder / "hold")
+    for order in ("kill", "raise", "exhaust", "lose", "diverge"):
+        once = attempt == 1 and request.number in orders.get(f"{order}_once", [])
+        if once or request.number in orders.get(order, []):
+            yield from _misbehave(order)
+            return
+    time.sleep(random.random() * orders.get("jitter_s", 0.0))
+    rung = Rung(rung=0, step=1, epoch=1.0, seconds=0.1, train_loss=(0.5,), selection_recall=(0.5,))
+    if request.train_wanted:
+        yield rung
+        yield Evaluated(evaluation=_evaluation(request, rung), weights=b"pretended weights")
+    latency = float("inf") if request.number in orders.get("infinite", []) else 1.5
+    yield Profiled(profile=_profile(request, latency))
+
+
+def _count_attempt(folder: Path, request: TrialRequest) -> int:
+    """Leave a trace of every start, and return which one this is for its trial."""
+    traces = folder / "traces"
+    traces.mkdir(exist_ok=True)
+    trained = "trained" if request.train_wanted else "profiled"
+    name = f"{request.study}.{request.number}"
+    (traces / f"{name}.{request.token}.{request.arch.arch_hash}.{trained}").touch()
+    return len(list(traces.glob(f"{name}.*")))
+
+
+def _wait_for(path: Path) -> None:
+    """Wait until whoever holds the lock of a file lets go of it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _misbehave(order: str) -> Iterator[Event]:
+    if order == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if order == "raise":
+        raise ZeroDivisionError("as ordered")
+    if order == "exhaust":
+        raise MemoryError("as ordered")
+    failure = FailureClass.LOST if order == "lose" else FailureClass.DIVERGED
+    yield Failed(failure=failure, message="as ordered")
+
+
+def pretended_recall(arch_hash: str) -> float:
+    """A recall from 0 to 1 that only the architecture decides."""
+    return int(hashlib.sha256(arch_hash.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
+
+
+def _evaluation(request: TrialRequest, rung: Rung) -> Evaluation:
+    recall = pretended_recall(request.arch.arch_hash)
+    member = MemberResult(
+        learning_rate=1e-3,
+        seed=0,
+        diverged=False,
+        train_loss=0.5,
+        selection_recall=recall,
+        report_recall=recall,
+        report_by_segment={"L32K4": recall},
+    )
+    return Evaluation(
+        arch_hash=request.arch.arch_hash,
+        recipe_hash=request.recipe_hash,
+        members=(member,),
+        rungs=(rung,),
+        learning_rate=1e-3,
+        recall=recall,
+        recall_spread=0.0,
+        recall_by_pairs={4: recall},
+        recall_by_length={32: recall},
+        diverged_members=0,
+        train_seconds=0.1,
+        kernel_backends={},
+        versions={},
+    )
+
+
+def _profile(request: TrialRequest, latency_ms: float) -> Profile:
+    def points(places: tuple[tuple[int, int], ...]) -> tuple[LatencyPoint, ...]:
+        return tuple(
+            LatencyPoint(batch=batch, context=context, median_ms=latency_ms, iqr_ms=0.0, repeats=1)
+            for batch, context in places
+        )
+
+    return Profile(
+        arch_hash=request.arch.arch_hash,
+        device_model=DEVICE_MODEL,
+        exclusive=request.profile.exclusive,
+        prefill=points(request.profile.prefill),
+        decode=points(request.profile.decode),
+        state_bytes={},
+        peak_memory_bytes=1000,
+        threads=request.threads,
+    )
