@@ -46,6 +46,7 @@ BAD = [
     ("study: good", "", 2, "missing key 'study'; expected a name of letters"),
     ("study: good", "study: 2024", 1, "found 2024; expected a name", "in quotes"),
     ("study: good", "study: my study", 1, "found 'my study'; expected a name of letters, digits"),
+    ("study: good", "study: |\n  good", 1, r"found 'good\n'; expected a name of letters"),
     ("study: good", "studi: good", 1, "unknown key 'studi'; accepted: study", "mean 'study'?"),
     ("seed: 1", "seed: -1", 2, "found -1; expected an integer from 0"),
     ("seed: 1", "seed: yes", 2, "found 'yes'; expected an integer"),
@@ -214,6 +215,7 @@ def validator() -> Draft202012Validator:
 
 
 READER_ONLY = {
+    "study: |\n  good",
     "repeat: 200",
     "    - attention: {heads: 3}\n",
     "        - sliding_window\n",

@@ -162,7 +162,8 @@ def test_a_task_may_be_spelled_out_and_a_recipe_overridden(tmp_path: Path) -> No
     plain = load(tmp_path, GOOD)
     assert (over.task.recipe, over.task.vocab_size) == ("custom", 128)
     assert over.train == plain.train
-    same = load(tmp_path, change("mqar: tiny", "mqar: {recipe: tiny, vocab_size: 64}"))
+    size = plain.task.vocab_size
+    same = load(tmp_path, change("mqar: tiny", f"mqar: {{recipe: tiny, vocab_size: {size}}}"))
     assert same.task == plain.task
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from archsearch.errors import SpecError
 from archsearch.registry import forget_plugin_file, mixer_names
-from archsearch.study_file import load_study
+from archsearch.study_file import load_study, plugin_files
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -53,6 +53,9 @@ def test_a_plugin_file_is_found_beside_the_study(tmp_path: Path) -> None:
     spec = load_study(with_plugin(tmp_path, "beside_study", "pass", f"{{{layer}}}"))
     assert spec.plugins == (str(tmp_path / "beside_study.py"),)
     assert {path.name for path in tmp_path.iterdir()} == {"beside_study.py", "study.yaml"}
+    (shipped,) = plugin_files(spec)
+    assert shipped.name == "beside_study"
+    assert shipped.source == (tmp_path / "beside_study.py").read_text()
     fields = spec.model.layers[0].options[0].fields
     assert fields == {"size": (3,), "slope": (0.75, 1.0), "free": (7.0, 8.5), "word": ("b", "c")}
     assert all(type(value) is float for value in fields["free"])

@@ -5,7 +5,7 @@
 to search, `schema` says the same grammar to editors.
 """
 
-from archsearch.study_file.reading import load_study
+from archsearch.study_file.reading import load_study, plugin_files
 from archsearch.study_file.schema import study_schema
 
-__all__ = ["load_study", "study_schema"]
+__all__ = ["load_study", "plugin_files", "study_schema"]

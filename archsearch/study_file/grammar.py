@@ -44,7 +44,8 @@ class Cursor:
         """Note a problem with this value, or with one `below` it that may be missing."""
         route = (*self.route, *below)
         at = position(self.document, route, at_key)
-        self.problems.append(Problem(at.line, at.column, dotted(route) or "study", message))
+        where, one_line = dotted(route) or "study", message.replace("\n", r"\n")
+        self.problems.append(Problem(at.line, at.column, where, one_line))
         return Rejected()
 
     def expected(self, accepts: str, hint: str = "") -> Rejected:
@@ -189,12 +190,12 @@ def duration() -> Scalar[float]:
 
 
 def text(accepts: str, pattern: str = r"\S") -> Scalar[str]:
-    """Text in which `pattern` is found."""
+    """Text in which `pattern` is found, without space around it."""
 
     def parse(value: Data) -> str:
         if not isinstance(value, str):
             raise ValueError("" if value is None else "write it in quotes if it is meant as text")
-        if re.search(pattern, value) is None:
+        if re.search(pattern, value) is None or value != value.strip():
             raise ValueError
         return value
 

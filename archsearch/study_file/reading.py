@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from archsearch.errors import PluginError, SpecError
+from archsearch.messages import PluginFile
 from archsearch.registry import add_plugin_file, forget_plugin_file, mixer_fields
 from archsearch.spec import SearchSpec, StudySpec
 from archsearch.study_file.checks import excluded
@@ -175,6 +176,12 @@ def load_study(path: Path) -> StudySpec:
         ordered = sorted(set(root.problems), key=lambda problem: (problem.line, problem.column))
         raise SpecError(document.source, ordered) from None
     return spec
+
+
+def plugin_files(spec: StudySpec) -> tuple[PluginFile, ...]:
+    """Read the study's one-off mixer files, as workers are sent them."""
+    paths = [Path(path) for path in spec.plugins]
+    return tuple(PluginFile(name=path.stem, source=path.read_text("utf-8")) for path in paths)
 
 
 def _assemble(root: Cursor, given: dict[str, Any]) -> StudySpec:
