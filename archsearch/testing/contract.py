@@ -29,10 +29,10 @@ BATCH = 3
 LENGTHS = (1, 7, 33)
 """Tokens of the sequences tried: one, fewer than any block, and one more than a power of two."""
 
-REORDERED = 32.0
+REORDERED = 16.0
 """Roundings that two orders of the same fp32 sum may differ by: about 30 terms, all one way."""
 
-ROUNDED = 8.0
+ROUNDED = 4.0
 """Input-sized roundings of a bf16 pass: some ten results are rounded on the way, and independent
 errors add as the root of their squares; twice that."""
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archsearch_kernels.precision import accumulator
+
 REFERENCE = "reference"
 """The backend every family has: the definition, torch only, on any device."""
 
@@ -34,23 +36,26 @@ class Sizes:
 class Call:
     """One call of an op: its floating-point tensors by keyword, and its other keywords.
 
-    Every tensor in `tensors` is differentiable; a check compares the gradient of each.
+    Every tensor in `tensors` is differentiable; a check compares the gradient of each. Those named
+    in `wide` (states, gates) are at least fp32, whatever the dtype of the others.
     """
 
     tensors: Mapping[str, Tensor]
     options: Mapping[str, object]
+    wide: frozenset[str] = frozenset()
 
     def cast(self, dtype: torch.dtype, device: torch.device | str) -> "Call":
-        """Return the same call with its tensors in another dtype, on another device.
-
-        Option tensors (masks, positions) keep their dtype.
-        """
-        tensors = {name: value.to(device, dtype) for name, value in self.tensors.items()}
+        """Return the same call in another dtype, on another device. Options keep their dtype."""
+        wide = accumulator(dtype)
+        tensors = {
+            name: value.to(device, wide if name in self.wide else dtype)
+            for name, value in self.tensors.items()
+        }
         options = {
             name: value.to(device) if isinstance(value, Tensor) else value
             for name, value in self.options.items()
         }
-        return Call(tensors, options)
+        return Call(tensors, options, self.wide)
 
 
 @dataclass(frozen=True, kw_only=True)

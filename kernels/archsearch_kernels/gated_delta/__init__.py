@@ -71,7 +71,7 @@ def make_inputs(sizes: Sizes) -> Call:
     }
     if sizes.state:
         tensors["state_BHVK"] = normal(B, H, V, K)
-    return Call(tensors, {})
+    return Call(tensors, {}, frozenset(("log_decay_BTH", "beta_BTH", "state_BHVK")))
 
 
 FAMILY = Family(

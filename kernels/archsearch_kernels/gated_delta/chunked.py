@@ -44,6 +44,7 @@ def gated_delta(
     q, k, v, beta = (
         _in_chunks(x.to(compute), chunk) for x in (q_BTHK, k_BTHK, v_BTHV, beta_BTH[..., None])
     )
+    # Sums of logarithms in fp64: their differences decide, and strong decays make the sums large.
     sum_BHNC = _in_chunks(log_decay_BTH.double().clamp(NO_MEMORY)[..., None], chunk)
     sum_BHNC = sum_BHNC.squeeze(-1).cumsum(-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
@@ -51,11 +52,14 @@ def gated_delta(
     decay_BHNCJ = difference.masked_fill(later, -torch.inf).exp()
     decayed_BHNC1 = sum_BHNC.to(compute).exp()[..., None]
 
-    system_BHNCJ = (beta * (k @ k.mT) * decay_BHNCJ).tril(-1)
-    right = torch.cat((beta * v, beta * decayed_BHNC1 * k), dim=-1)
+    # The solver reads what lies below the diagonal and takes the diagonal for ones.
+    corrected_BHNCK = beta * k
+    system_BHNCJ = (corrected_BHNCK @ k.mT) * decay_BHNCJ
+    right = torch.cat((beta * v, corrected_BHNCK * decayed_BHNC1), dim=-1)
     solved = torch.linalg.solve_triangular(system_BHNCJ, right, upper=False, unitriangular=True)
     written_BHNCV, erased_BHNCK = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     weight_BHNCJ = (q @ k.mT) * decay_BHNCJ
+
     query_BHNCK = q * decayed_BHNC1
     remaining = (sum_BHNC[..., -1:] - sum_BHNC).to(compute).exp()[..., None]
     key_BHNCK = k * remaining

@@ -85,7 +85,7 @@ def make_inputs(sizes: Sizes) -> Call:
         past_BPHF = features(normal(B, 5, H, K))
         tensors["memory_BHFV"] = torch.einsum("bphf,bphv->bhfv", past_BPHF, normal(B, 5, H, K + 3))
         tensors["normaliser_BHF"] = past_BPHF.sum(1)
-    return Call(tensors, {})
+    return Call(tensors, {}, frozenset(("memory_BHFV", "normaliser_BHF")))
 
 
 FAMILY = Family(

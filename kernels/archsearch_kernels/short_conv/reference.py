@@ -23,7 +23,7 @@ def short_conv(
     wide, weight = padded.to(compute), weight_CJ.to(compute)
     y_BTC = wide[:, :T] * weight[:, 0]
     for j in range(1, taps):
-        y_BTC = y_BTC + wide[:, j : j + T] * weight[:, j]
+        y_BTC = torch.addcmul(y_BTC, wide[:, j : j + T], weight[:, j])
     if bias_C is not None:
         y_BTC = y_BTC + bias_C.to(compute)
     tail = padded[:, T:].clone()  # a view would keep the whole segment alive

@@ -1,0 +1,201 @@
+"""Compares kernel backends with their reference on a device, before anything trusts them there.
+
+The forward pass and every gradient are compared. The truth is the reference in fp64 on the very
+same (rounded) inputs. A backend passes if, tensor by tensor, its error is at most twice the error
+the reference makes in the same dtype, plus a rounding band. Errors are root mean squares relative
+to the truth. Knows nothing of studies, models or mixers.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from archsearch_kernels import Call, Family, Sizes, families, family
+from torch import Tensor
+
+from archsearch.errors import KernelRefusedError
+
+REFERENCE = "reference"
+
+TOKENS = (1, 33, 65)
+"""One token, and one more than 32 and 64, so that a backend's last block is not full."""
+
+ONE_ROUNDING = 0.3
+"""Root mean square of a rounding, in units of the dtype's epsilon: 1 / sqrt(12)."""
+
+REORDERED = 4.0
+"""Epsilons of fp32, for each 16 of head size, that sums in another order may differ by. The longest
+sums run over about head_size^2 / 2 features, and errors of n terms add as sqrt(n). The reference's
+own error can be zero by chance, as it is with one token."""
+
+SMALLEST_SCALE = 1.0
+"""Errors are relative, but to no less than this, the size of the inputs: a gradient that cancels
+(that of a lone token's query is zero) has no digits to compare."""
+
+
+@dataclass(frozen=True)
+class KernelVerdict:
+    """How one backend compares with its reference on one device in one dtype.
+
+    `forward_error` and `gradient_error` are the largest relative errors found. `worst` names the
+    tensor that came closest to its tolerance or passed it, and `tolerance` is that tensor's.
+    """
+
+    family: str
+    backend: str
+    device: str
+    dtype: str
+    ok: bool
+    forward_error: float
+    gradient_error: float
+    tolerance: float
+    worst: str
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """The comparison of one tensor."""
+
+    name: str
+    is_gradient: bool
+    error: float
+    tolerance: float
+
+    @property
+    def ratio(self) -> float:
+        return self.error / self.tolerance if self.error == self.error else float("inf")
+
+
+def check_kernels(
+    device: torch.device | str,
+    head_sizes: Iterable[int] = (16, 20),
+    dtypes: Iterable[torch.dtype] = (torch.float32,),
+) -> list[KernelVerdict]:
+    """Compare every backend of every family with its reference; one verdict for each dtype."""
+    sizes, wanted = tuple(head_sizes), tuple(dtypes)
+    return [
+        check(one, backend, device, sizes, dtype)
+        for one in families()
+        for backend in one.backends
+        if backend != REFERENCE
+        for dtype in wanted
+    ]
+
+
+def require(
+    name: str,
+    backend: str,
+    device: torch.device | str,
+    head_sizes: Iterable[int] = (16, 20),
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Check one backend once in a process; the reference needs no check.
+
+    Raises:
+        KernelRefusedError: there is no such family or backend, or its numbers differ.
+    """
+    try:
+        verdict = _verdict(name, backend, str(device), tuple(head_sizes), dtype)
+    except LookupError as error:
+        raise KernelRefusedError(str(error)) from error
+    if verdict is not None and not verdict.ok:
+        raise KernelRefusedError(
+            f"kernel '{name}', backend '{backend}' differs from its reference on {verdict.device} "
+            f"in {verdict.dtype}: relative error {verdict.forward_error:.3g} forward, "
+            f"{verdict.gradient_error:.3g} in gradients; {verdict.tolerance:.3g} is allowed for "
+            f"{verdict.worst}. Choose another backend: {', '.join(family(name).backends)}"
+        )
+
+
+@cache
+def _verdict(
+    name: str, backend: str, device: str, head_sizes: tuple[int, ...], dtype: torch.dtype
+) -> KernelVerdict | None:
+    one = family(name)
+    one.load(backend)
+    return None if backend == REFERENCE else check(one, backend, device, head_sizes, dtype)
+
+
+def check(
+    one: Family,
+    backend: str,
+    device: torch.device | str,
+    head_sizes: Iterable[int],
+    dtype: torch.dtype,
+) -> KernelVerdict:
+    """Compare one backend with the reference over lengths, head sizes, and with a given state.
+
+    Raises:
+        LookupError: no such backend.
+    """
+    assert dtype != torch.float64, "there is no truth more exact than fp64"
+    findings = [
+        finding
+        for head_size in head_sizes
+        for tokens in TOKENS
+        for state in (False, True)
+        for finding in _compare(
+            one,
+            backend,
+            Sizes(batch=2, tokens=tokens, heads=2, head_size=head_size, state=state),
+            torch.device(device),
+            dtype,
+        )
+    ]
+    worst = max(findings, key=lambda finding: finding.ratio)
+    return KernelVerdict(
+        family=one.name,
+        backend=backend,
+        device=_device_name(torch.device(device)),
+        dtype=str(dtype).removeprefix("torch."),
+        ok=worst.ratio <= 1,
+        forward_error=max(f.error for f in findings if not f.is_gradient),
+        gradient_error=max(f.error for f in findings if f.is_gradient),
+        tolerance=worst.tolerance,
+        worst=worst.name,
+    )
+
+
+def _compare(
+    one: Family, backend: str, sizes: Sizes, device: torch.device, dtype: torch.dtype
+) -> Iterator[_Finding]:
+    call = one.make_inputs(sizes).cast(dtype, device)
+    truth = _run(one, REFERENCE, call.cast(torch.float64, device))
+    reference, found = _run(one, REFERENCE, call), _run(one, backend, call)
+    for name, exact in truth.items():
+        own, theirs = reference[name], found[name]
+        rounding = ONE_ROUNDING * torch.finfo(own.dtype).eps
+        reordered = REORDERED * max(1.0, sizes.head_size / 16) * torch.finfo(torch.float32).eps
+        yield _Finding(
+            name=name,
+            is_gradient=name.startswith("gradient"),
+            error=_error(theirs, exact),
+            tolerance=2 * _error(own, exact) + rounding + reordered,
+        )
+
+
+def _run(one: Family, backend: str, call: Call) -> dict[str, Tensor]:
+    """Outputs, and the gradient of every input for fixed random gradients of the outputs."""
+    inputs = {name: x.detach().clone().requires_grad_() for name, x in call.tensors.items()}
+    result = one.op(**inputs, **call.options, backend=backend)
+    outputs = result if isinstance(result, tuple) else (result,)
+    generator = torch.Generator().manual_seed(1)
+    weights = [
+        torch.randn(y.shape, generator=generator, dtype=torch.float64).bfloat16().to(y)
+        for y in outputs  # rounded to bf16, so that every dtype gets the same ones
+    ]
+    named = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
+    gradients = torch.autograd.grad(outputs, list(inputs.values()), weights)
+    return named | {f"gradient of {n}": g for n, g in zip(inputs, gradients, strict=True)}
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """Root mean square of the difference, relative to that of the truth."""
+    scale = float(exact.square().mean().sqrt())
+    difference = float((found.to(exact) - exact).square().mean().sqrt())
+    return difference / max(scale, SMALLEST_SCALE)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
