@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archsearch.arch import ArchSpec
-from archsearch.spec import Objective, StudySpec
+from archsearch.spec import Limit, Objective, StudySpec
 from archsearch.units import format_bytes, format_count, format_duration
 
 Kind = Literal["fraction", "bytes", "ms", "count", "seconds", "number"]
@@ -37,6 +37,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "train_seconds": Quantity("training time", "seconds"),
     "hypervolume": Quantity("hypervolume", "fraction", more_is_better=True),
 }
+
+_PER_CONTEXT = ("state_bytes", "flops_per_token")
+_PER_BATCH = ("decode_ms", "prefill_ms", "peak_memory_bytes")
 
 
 def quantity(metric: str) -> Quantity:
@@ -68,14 +71,16 @@ def _digits(value: float) -> str:
     return f"{rounded:.15g}" if 1e-4 <= abs(rounded) < 1e15 else f"{rounded:g}"
 
 
-def place(objective: Objective) -> str:
-    """Say where an objective is measured, such as `context 64, batch 8`; empty if nowhere."""
-    parts = []
-    if objective.context is not None:
-        parts.append(f"context {objective.context}")
-    if objective.batch is not None:
-        parts.append(f"batch {objective.batch}")
-    return ", ".join(parts)
+def place(spec: StudySpec, metric: str) -> str:
+    """Say where a study measures a metric, such as `context 64, batch 8`; empty if nowhere."""
+    axes: tuple[Objective | Limit, ...] = (*spec.objectives, *spec.limits)
+    first = next((axis for axis in axes if axis.metric == metric), None)
+    context = (first.context if first is not None else None) or spec.task.longest
+    if metric in _PER_CONTEXT:
+        return f"context {context}"
+    if metric in _PER_BATCH:
+        return f"context {context}, batch {(first.batch if first is not None else None) or 1}"
+    return ""
 
 
 def shown_metrics(spec: StudySpec) -> tuple[str, ...]:
@@ -86,8 +91,7 @@ def shown_metrics(spec: StudySpec) -> tuple[str, ...]:
 
 def axis_title(spec: StudySpec, metric: str) -> str:
     """Name a metric with the place it is measured at, such as `state (context 64)`."""
-    objective = next((axis for axis in spec.objectives if axis.metric == metric), None)
-    where = place(objective) if objective is not None else ""
+    where = place(spec, metric)
     return f"{quantity(metric).label} ({where})" if where else quantity(metric).label
 
 

@@ -119,7 +119,7 @@ def status_text(rows: Sequence[Json]) -> str:
 
 
 def _stopped(row: Json) -> str:
-    return f"stopped: {row['stop_reason']}" if row["stop_reason"] else "not running"
+    return f"ended: {row['stop_reason']}" if row["stop_reason"] else "not running"
 
 
 def trial_values(study: StudyRecord, trial: TrialRecord, rank: int | None) -> Json:

@@ -181,7 +181,7 @@ def _metric(spec: StudySpec, name: str, trials: Sequence[TrialRecord]) -> Json:
     return {
         "label": about.label,
         "kind": about.kind,
-        "place": place(objective) if objective else "",
+        "place": place(spec, name),
         "objective": objective.direction if objective else None,
         "more_is_better": objective.direction == "maximize" if objective else about.more_is_better,
         "limit": limit,

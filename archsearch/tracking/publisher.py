@@ -37,7 +37,7 @@ class Publisher:
     """
 
     def __init__(self, store_url: str, study: str, mlflow_uri: str) -> None:
-        self._store = Store(store_url)
+        self._store_url = store_url
         self._study = study
         self._uri = mlflow_uri
         self._thread = threading.Thread(target=self._work, name="mlflow-publisher", daemon=True)
@@ -56,7 +56,8 @@ class Publisher:
         self._down = False
 
     def start(self) -> None:
-        """Begin to publish. The study must be stored already."""
+        """Begin to publish. The study must be stored already. Raises ServiceError if it is not."""
+        self._store = Store(self._store_url)
         self._thread.start()
         self.notify()
 

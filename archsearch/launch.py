@@ -1,0 +1,44 @@
+"""Runs a study for a person: progress, publishing, and what to say at the end."""
+
+import json
+import sys
+from typing import TextIO
+
+from archsearch.coordinator import run_study
+from archsearch.locate import plugin_files
+from archsearch.progress import make_progress
+from archsearch.snapshot import RunOptions, StudyOutcome
+from archsearch.spec import StudySpec
+from archsearch.store import Store
+from archsearch.tables import front_text, front_values
+from archsearch.tracking import Publisher
+
+DONE, NOTHING_COMPLETE, INTERRUPTED = 0, 5, 130
+
+
+def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) -> int:
+    """Run a study, say how it went, and return the exit code.
+
+    With `as_json` the progress goes to standard error and the front, as JSON, to the stream.
+    """
+    uri, storage = spec.tracking.mlflow, spec.tracking.storage
+    publisher = Publisher(storage, spec.study, uri) if uri is not None else None
+    options = RunOptions(address=address)
+    with make_progress(sys.stderr if as_json else stream) as progress:
+        outcome = run_study(spec, plugin_files(spec), options, progress, publisher)
+    with Store(storage) as store:
+        study, trials = store.study(spec.study), store.trials(spec.study)
+    if as_json:
+        print(json.dumps(front_values(study, trials), indent=2), file=stream)
+    else:
+        print(_words(outcome, front_text(study, trials), spec), file=stream)
+    if outcome.interrupted:
+        return INTERRUPTED
+    return DONE if outcome.last.complete else NOTHING_COMPLETE
+
+
+def _words(outcome: StudyOutcome, front: str, spec: StudySpec) -> str:
+    lines = ["", outcome.message, *outcome.repaired, "", front]
+    if spec.tracking.mlflow is not None and not outcome.interrupted:
+        lines += ["", f"Browse it: archsearch ui {spec.study}"]
+    return "\n".join(lines)
