@@ -6,6 +6,7 @@ the reference makes in the same dtype, plus a rounding band. Errors are root mea
 to the truth. Knows nothing of studies, models or mixers.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -64,7 +65,7 @@ class _Finding:
 
     @property
     def ratio(self) -> float:
-        return self.error / self.tolerance if self.error == self.error else float("inf")
+        return self.error / self.tolerance
 
 
 def check_kernels(
@@ -113,7 +114,6 @@ def _verdict(
     name: str, backend: str, device: str, head_sizes: tuple[int, ...], dtype: torch.dtype
 ) -> KernelVerdict | None:
     one = family(name)
-    one.load(backend)
     return None if backend == REFERENCE else check(one, backend, device, head_sizes, dtype)
 
 
@@ -130,6 +130,7 @@ def check(
         LookupError: no such backend.
     """
     assert dtype != torch.float64, "there is no truth more exact than fp64"
+    one.load(backend)
     findings = [
         finding
         for head_size in head_sizes
@@ -151,7 +152,7 @@ def check(
         dtype=str(dtype).removeprefix("torch."),
         ok=worst.ratio <= 1,
         forward_error=max(f.error for f in findings if not f.is_gradient),
-        gradient_error=max(f.error for f in findings if f.is_gradient),
+        gradient_error=max((f.error for f in findings if f.is_gradient), default=math.inf),
         tolerance=worst.tolerance,
         worst=worst.name,
     )
@@ -162,7 +163,12 @@ def _compare(
 ) -> Iterator[_Finding]:
     call = one.make_inputs(sizes).cast(dtype, device)
     truth = _run(one, REFERENCE, call.cast(torch.float64, device))
-    reference, found = _run(one, REFERENCE, call), _run(one, backend, call)
+    reference = _run(one, REFERENCE, call)
+    try:
+        found = _run(one, backend, call)
+    except Exception as error:  # a compiler, a driver and a shape check raise what they like
+        yield _Finding(f"a call, which raised {error!r}", False, math.inf, 1.0)
+        return
     for name, exact in truth.items():
         own, theirs = reference[name], found[name]
         rounding = ONE_ROUNDING * torch.finfo(own.dtype).eps
@@ -186,15 +192,17 @@ def _run(one: Family, backend: str, call: Call) -> dict[str, Tensor]:
         for y in outputs  # rounded to bf16, so that every dtype gets the same ones
     ]
     named = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
-    gradients = torch.autograd.grad(outputs, list(inputs.values()), weights)
+    gradients = torch.autograd.grad(
+        outputs, list(inputs.values()), weights, allow_unused=True, materialize_grads=True
+    )
     return named | {f"gradient of {n}": g for n, g in zip(inputs, gradients, strict=True)}
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
-    """Root mean square of the difference, relative to that of the truth."""
+    """Root mean square of the difference, relative to that of the truth; infinite if no number."""
     scale = float(exact.square().mean().sqrt())
     difference = float((found.to(exact) - exact).square().mean().sqrt())
-    return difference / max(scale, SMALLEST_SCALE)
+    return difference / max(scale, SMALLEST_SCALE) if math.isfinite(difference) else math.inf
 
 
 def _device_name(device: torch.device) -> str:
