@@ -22,12 +22,14 @@ LAYERS: dict[str, int] = {
             "errors pareto units space mixer snapshot head",
             "registry spec yaml_file",
             "arch mqar optimiser recipes",
-            "messages compose channel display testing kernel_check",
+            "messages compose channel display testing kernel_check catalogue",
             "records model",
             "cost front store cluster",
-            "population profile bundle measures propose study_file report tables",
-            "trial tracking progress",
-            "coordinator",
+            "population profile bundle measures study_file report tables",
+            "trial tracking progress gate export locate browse",
+            "propose checks",
+            "coordinator preview",
+            "launch",
             "cli",
         ]
     )
