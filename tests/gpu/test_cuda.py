@@ -1,0 +1,95 @@
+"""What only a CUDA device can show: captured training, captured decode, backends, a whole trial.
+
+Run by hand on a machine that has one: `pytest -m gpu`.
+"""
+
+import pytest
+import torch
+
+from archsearch.arch import ArchSpec, LayerSpec
+from archsearch.kernel_check import check_kernels
+from archsearch.messages import Evaluated, Failed, Profiled, ProfileSpec, TrialRequest
+from archsearch.model import resolve_backends
+from archsearch.mqar import generate
+from archsearch.population import Population, members_of
+from archsearch.recipes import RECIPES
+from archsearch.registry import mixer_names
+from archsearch.trial import run_trial
+
+pytestmark = pytest.mark.gpu
+
+TINY = RECIPES["tiny"]
+FEW_STEPS = TINY.train.model_copy(update={"epochs": 1, "rungs": 1})
+PROFILE = ProfileSpec(prefill=((4, 64),), decode=((4, 64),), exclusive=True)
+
+
+def two_layers(mixer: str, width: int = 64) -> ArchSpec:
+    return ArchSpec(
+        width=width,
+        layers=(LayerSpec(mixer="base_conv", fields={}), LayerSpec(mixer=mixer, fields={})),
+    )
+
+
+def population(arch: ArchSpec, device: str) -> Population:
+    backends = resolve_backends(arch, device, torch.float32)
+    return Population(
+        arch, TINY.task.vocab_size, members_of(FEW_STEPS), FEW_STEPS, 0, device, backends
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_backend_agrees_with_its_reference(dtype: torch.dtype) -> None:
+    verdicts = check_kernels("cuda", head_sizes=(16, 64), dtypes=(dtype,))
+    assert verdicts
+    assert not [verdict for verdict in verdicts if not verdict.ok]
+
+
+@pytest.mark.parametrize("mixer", mixer_names())
+def test_captured_steps_equal_plain_steps(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = generate(TINY.task, "train", "cuda")
+    selection = generate(TINY.task, "selection", "cuda")
+    captured = population(two_layers(mixer), "cuda")
+    captured_rungs = list(captured.train(data, selection))
+    with monkeypatch.context() as patched:
+        patched.setattr(Population, "_captured", Population._plain)
+        plain = population(two_layers(mixer), "cuda")
+        plain_rungs = list(plain.train(data, selection))
+    # The same kernels in the same order; only embedding gradients add up in an order of their own,
+    # by atomics, so the two runs drift apart by roundings that 128 steps of Adam amplify.
+    for one, other in zip(captured_rungs, plain_rungs, strict=True):
+        assert one.train_loss == pytest.approx(other.train_loss, rel=2e-2)
+        assert one.selection_recall == pytest.approx(other.selection_recall, abs=5e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_attention_learns_recall_in_every_precision(precision: str) -> None:
+    train = TINY.train.model_copy(update={"precision": precision})
+    events = list(run_trial(request(two_layers("attention", width=32), train)))
+    assert not [event for event in events if isinstance(event, Failed)], events[-1]
+    evaluated = next(event for event in events if isinstance(event, Evaluated))
+    assert evaluated.evaluation.recall > 0.9
+
+
+@pytest.mark.parametrize("mixer", mixer_names())
+def test_trial_profiles_captured_decode_and_counts_the_declared_state(mixer: str) -> None:
+    events = list(run_trial(request(two_layers(mixer), FEW_STEPS)))
+    last = events[-1]
+    assert isinstance(last, Profiled), last
+    assert last.profile.decode[0].median_ms > 0
+    assert "NVIDIA" in last.profile.device_model
+
+
+def request(arch: ArchSpec, train: object) -> TrialRequest:
+    return TrialRequest.model_validate(
+        {
+            "study": "gpu",
+            "number": 0,
+            "token": "t",
+            "arch": arch,
+            "task": TINY.task,
+            "train": train,
+            "profile": PROFILE,
+            "seed": 0,
+            "device": "cuda",
+        }
+    )
