@@ -251,7 +251,7 @@ class Population:
     def _capture(self, feed: _Feed, optimiser: FlatAdamW) -> torch.cuda.CUDAGraph:
         changed = (*optimiser.tensors, self.alive_M, self._loss_sum_M, feed.next)
         before = [tensor.clone() for tensor in changed]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_RUNS):

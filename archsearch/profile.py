@@ -36,7 +36,7 @@ from archsearch.model import LanguageModel, ModelState
 
 _DECODE_STEPS = 8
 _WARM_RUNS = 2
-_MIN_REPEATS, _MAX_REPEATS = 5, 30
+_MIN_REPEATS, _MAX_REPEATS = 5, 100
 _TIME_BUDGET_S = 1.0
 """Rounds of repeats go on until this is spent, within the two bounds above."""
 _WEIGHT_SEED = 0
@@ -209,7 +209,7 @@ def _restore(state: ModelState, values: ModelState) -> None:
 
 
 def _captured(run: Callable[[], None]) -> Callable[[], None]:
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
@@ -225,7 +225,7 @@ def _time_ms(run: Callable[[], None], device: torch.device) -> float:
         begun = time.perf_counter()
         run()
         return (time.perf_counter() - begun) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     run()
     end.record()
@@ -271,15 +271,15 @@ def _peak_bytes(point: _Prefill | _Decode, model: LanguageModel, device: torch.d
         for tensor in (*model.parameters(), *model.buffers()):
             live.add(tensor)
         point.prepare()()
-    return live.peak
+    return int(live.peak)
 
 
-class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages that operators hand out while it is on."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = 0
+        self.peak: int = 0
         self._sizes: dict[int, int] = {}
         self._total = 0
 

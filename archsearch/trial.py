@@ -26,6 +26,7 @@ from archsearch.errors import (
     InfeasibleError,
     KernelRefusedError,
 )
+from archsearch.kernel_check import require
 from archsearch.messages import (
     Evaluated,
     Evaluation,
@@ -73,6 +74,8 @@ def _run(request: TrialRequest) -> Iterator[Event]:
         add_plugin_file(_written(plugin))
     dtype = compute_dtype(request.train.precision)
     backends = resolve_backends(request.arch, request.device, dtype)
+    for family, backend in backends.items():
+        require(family, backend, request.device, dtype=dtype)
     if request.train_wanted:
         yield from _train(request, backends)
     yield Profiled(
