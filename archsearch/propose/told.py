@@ -65,9 +65,9 @@ def tell(study: Study, storage: BaseStorage, study_id: int, number: int, told: T
     if told.values is not None:
         assert len(told.values) == len(study.directions)
         assert all(math.isfinite(value) for value in told.values), told.values
+    assert all(math.isfinite(value) for value in told.constraints.values()), told.constraints
     trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
     trial = Trial(study, trial_id)
     for key, value in told.constraints.items():
-        assert math.isfinite(value), (key, value)
         trial.set_constraint(key, value)
     study.tell(number, told.values, _STATES[told.state])

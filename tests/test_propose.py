@@ -1,0 +1,282 @@
+"""Proposals: a function of the study and what was told, and what Optuna must be told how."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from stub_trials import changed, pretended_recall, stub_study
+
+from archsearch.arch import ArchSpec
+from archsearch.compose import count, walk
+from archsearch.cost import state_bytes
+from archsearch.errors import ServiceError, StudyRefusedError
+from archsearch.gate import gate
+from archsearch.propose.corners import Assignment, assignments, largest, shuffled, warm_start
+from archsearch.propose.mirror import Mirror
+from archsearch.propose.sampler import Proposal, Proposer, distribution_of, resolve_sampler
+from archsearch.propose.told import Told
+from archsearch.spec import ChannelOption, Limit, ModelSpec, Option, Slot, StudySpec
+from archsearch.store.database import engine_options
+
+HERE = Path("unused")
+SPEC = stub_study(HERE)
+SAMPLERS: list[dict[str, Any]] = [
+    {"name": "random"},
+    {"name": "tpe"},
+    {"name": "gp"},
+    {"name": "nsga2", "population": 8},
+]
+LAG = 3
+"""Trials that are proposed and not yet told, as with three workers."""
+
+
+def verdict(spec: StudySpec, arch: ArchSpec) -> Told:
+    recall, size = pretended_recall(arch.arch_hash), state_bytes(arch, 32, torch.float32)
+    signs = {"mixer_rules": 0.0, "limit0.state_bytes": size / 20_000 - 1}
+    if size > 20_000:
+        return Told("pruned", constraints=signs)
+    return Told("complete", (recall, size), signs) if recall > 0.1 else Told("fail")
+
+
+def hashes(found: list[Assignment]) -> set[str]:
+    return {one.arch.arch_hash for one in found}
+
+
+def search(spec: StudySpec, sampler: dict[str, Any], trials: int) -> list[Proposal]:
+    """Ask and tell, `LAG` behind."""
+    proposer, found = Proposer(spec, sampler), list[Proposal]()
+    for number in range(trials):
+        if number >= LAG:
+            proposer.tell(number - LAG, verdict(spec, found[number - LAG].arch))
+        found.append(proposer.ask())
+    return found
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler["name"])
+def test_going_on_proposes_what_one_run_proposes(sampler: dict[str, Any]) -> None:
+    """Stored trials, their notes gone through JSON, put a new proposer where the old one was."""
+    # Past ten told trials every sampler uses its model; a Gaussian process takes its time.
+    trials, cuts = (16, (15,)) if sampler["name"] == "gp" else (36, (1, 20, 33))
+    whole = search(SPEC, sampler, trials)
+    for cut in cuts:
+        proposer = Proposer(SPEC, sampler)
+        for old in json.loads(json.dumps([[one.params, one.notes] for one in whole[:cut]])):
+            proposer.place(*old)
+        for number in range(max(0, cut - LAG + 1)):
+            proposer.tell(number, verdict(SPEC, whole[number].arch))
+        for number in range(cut, trials):
+            if number > cut and number >= LAG:
+                proposer.tell(number - LAG, verdict(SPEC, whole[number - LAG].arch))
+            assert proposer.ask().arch == whole[number].arch, number
+
+
+def test_proposals_do_not_depend_on_the_process() -> None:
+    """Python's string hashes differ between processes; nothing may depend on them."""
+    program = (
+        "import test_propose as t\n"
+        "print(*[p.arch.arch_hash for p in t.search(t.SPEC, {'name': 'tpe'}, 24)])\n"
+    )
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [one.arch.arch_hash for one in search(SPEC, {"name": "tpe"}, 24)]
+    assert elsewhere.stdout.split() == here
+
+
+def test_another_seed_searches_otherwise() -> None:
+    other = SPEC.model_copy(update={"seed": 8})
+    first, second = search(SPEC, {"name": "random"}, 8), search(other, {"name": "random"}, 8)
+    assert [one.arch for one in first] != [one.arch for one in second]
+
+
+def test_tpe_learns_from_what_it_is_told() -> None:
+    """One mixer is told to be far better; after a while it is proposed most of the time."""
+    spec = changed(SPEC, "search", sampler="tpe").model_copy(
+        update={"objectives": SPEC.objectives[:1], "limits": ()}
+    )
+    proposer = Proposer(spec, {"name": "tpe"})
+    good = 0
+    for number in range(60):
+        arch = proposer.ask().arch
+        is_good = arch.layers[0].mixer == "base_conv"
+        proposer.tell(number, Told("complete", (1.0 if is_good else 0.0,), {"mixer_rules": 0.0}))
+        good += is_good and number >= 30
+    assert good >= 20  # of 30; chance gives 15
+
+
+def test_tpe_turns_away_from_broken_constraints() -> None:
+    spec = SPEC.model_copy(update={"objectives": SPEC.objectives[:1]})
+    proposer = Proposer(spec, {"name": "tpe"})
+    broken = 0
+    for number in range(60):
+        arch = proposer.ask().arch
+        is_broken = arch.layers[0].mixer == "base_conv"
+        signs = {"mixer_rules": 0.0, "limit0.state_bytes": 1.0 if is_broken else -1.0}
+        told = Told("pruned", None, signs) if is_broken else Told("complete", (0.5,), signs)
+        proposer.tell(number, told)
+        broken += is_broken and number >= 30
+    assert broken <= 10  # of 30; chance gives 15
+
+
+def test_making_a_sampler_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for sampler in SAMPLERS:
+            Proposer(SPEC, sampler).ask()
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        ((8, 16, 24), optuna.distributions.IntDistribution(8, 24, step=8)),
+        ((1, 2), optuna.distributions.IntDistribution(1, 2)),
+        ((16, 64, 256), optuna.distributions.CategoricalDistribution((16, 64, 256))),
+        ((24, 16, 8), optuna.distributions.CategoricalDistribution((24, 16, 8))),
+        ((False, True), optuna.distributions.CategoricalDistribution((False, True))),
+        ((1.0, 2.0), optuna.distributions.CategoricalDistribution((1.0, 2.0))),
+        (("a", "b"), optuna.distributions.CategoricalDistribution(("a", "b"))),
+    ],
+)
+def test_only_evenly_spaced_integers_are_numbers(
+    candidates: tuple[Any, ...], expected: optuna.distributions.BaseDistribution
+) -> None:
+    assert distribution_of(candidates) == expected
+
+
+def test_auto_chooses_by_space_and_budget() -> None:
+    auto = changed(SPEC, "search", sampler="auto")
+    plain = auto.model_copy(
+        update={
+            "model": ModelSpec(
+                width=(32, 64, 96),
+                layers=(Slot(options=(Option(mixer="base_conv", fields={"kernel": (2, 3, 4)}),)),),
+            )
+        }
+    )
+    assert resolve_sampler(auto) == {"name": "tpe"}
+    assert resolve_sampler(plain) == {"name": "gp"}
+    many = changed(auto, "search", trials=2000)
+    assert resolve_sampler(many) == {"name": "nsga2", "population": 50}
+    assert resolve_sampler(changed(SPEC, "search", sampler="random")) == {"name": "random"}
+
+
+def test_assignments_are_the_walk_and_lead_back_to_their_architectures() -> None:
+    found = list(assignments(SPEC.model))
+    assert hashes(found) == {arch.arch_hash for arch in walk(SPEC.model)}
+    assert len(found) == len(hashes(found)) <= count(SPEC.model)
+    proposer = Proposer(SPEC, {"name": "random"})
+    for one in found[::7]:
+        assert proposer.place(one.params, {}).arch == one.arch
+
+
+def test_assignments_know_optional_layers_and_channel_mixers() -> None:
+    model = ModelSpec(
+        width=(32,),
+        layers=(Slot(options=(Option(mixer="none"), Option(mixer="base_conv"))),),
+        repeat=(1, 2),
+        channel_mixer=(ChannelOption(), ChannelOption(kind="swiglu", ratio=(2.0, 4.0))),
+    )
+    assert hashes(list(assignments(model))) == {arch.arch_hash for arch in walk(model)}
+
+
+def test_shuffled_is_the_whole_space_in_the_seed_order() -> None:
+    other = SPEC.model_copy(update={"seed": 8})
+    first, second = shuffled(SPEC), shuffled(other)
+    assert [one.arch for one in first] != [one.arch for one in second]
+    assert hashes(first) == hashes(second)
+    assert [one.arch for one in shuffled(SPEC)] == [one.arch for one in first]
+
+
+def test_warm_start_is_the_corners_of_what_is_feasible() -> None:
+    spec = changed(SPEC, "search", warm_start=("smallest", "middle", "largest"))
+    spec = spec.model_copy(update={"limits": (Limit(metric="state_bytes", maximum=20_000),)})
+
+    def size(arch: ArchSpec) -> int:
+        return state_bytes(arch, spec.task.longest, torch.float32)
+
+    feasible = sorted(size(arch) for arch in walk(spec.model) if gate(arch, spec).is_open)
+    smallest, middle, biggest = (size(one.arch) for one in warm_start(spec))
+    assert smallest == feasible[0]
+    assert biggest == feasible[-1] <= 20_000
+    assert feasible[0] < middle < feasible[-1]
+
+
+def test_warm_start_of_a_space_without_anything_feasible_is_empty() -> None:
+    spec = changed(SPEC, "search", warm_start=("smallest",))
+    spec = spec.model_copy(update={"limits": (Limit(metric="state_bytes", maximum=1),)})
+    assert warm_start(spec) == []
+
+
+def test_largest_is_of_the_whole_space() -> None:
+    sizes = [gate(arch, SPEC).metrics["state_bytes"] for arch in walk(SPEC.model)]
+    assert largest(SPEC) == {"state_bytes": max(sizes)}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Told("complete", (float("nan"), 1.0)),
+        Told("complete", (float("inf"), 1.0)),
+        Told("complete", (1.0,)),
+        Told("complete"),
+        Told("fail", (1.0, 1.0)),
+        Told("complete", (1.0, 1.0), {"limit": float("nan")}),
+    ],
+)
+def test_what_optuna_would_swallow_is_never_told(told: Told) -> None:
+    proposer = Proposer(SPEC, {"name": "random"})
+    proposer.ask()
+    with pytest.raises(AssertionError):
+        proposer.tell(0, told)
+    proposer.tell(0, Told("fail"))  # still open: nothing half told is left behind
+
+
+def open_mirror(spec: StudySpec) -> Mirror:
+    return Mirror(spec, spec.tracking.storage, engine_options(spec.tracking.storage))
+
+
+def test_mirror_shows_trials_in_optunas_own_tables(tmp_path: Path) -> None:
+    spec = stub_study(tmp_path)
+    mirror = open_mirror(spec)
+    proposals = search(spec, {"name": "random"}, 4)
+    numbers = [mirror.add(one.params, {"archsearch_trial": i}) for i, one in enumerate(proposals)]
+    signs = {"mixer_rules": 0.0, "limit0.state_bytes": 0.5}
+    mirror.tell(numbers[0], Told("complete", (0.5, 100.0), {**signs, "limit0.state_bytes": -1.0}))
+    mirror.tell(numbers[1], Told("pruned", constraints=signs), "too large")
+    mirror.tell(numbers[2], Told("fail"), "lost")
+    assert mirror.running() == {numbers[3]}
+    mirror.close()
+
+    study = optuna.load_study(study_name="stub", storage=spec.tracking.storage)
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
+    assert study.trials[0].values == [0.5, 100.0]
+    assert study.trials[1].constraints == signs
+    assert study.trials[2].user_attrs["archsearch_reason"] == "lost"
+    assert [trial.params for trial in study.trials] == [one.params for one in proposals]
+    assert [trial.number for trial in study.best_trials] == [0]
+    assert study.metric_names == ["recall", "state_bytes"]
+
+
+def test_mirror_keeps_off_a_study_it_did_not_make(tmp_path: Path) -> None:
+    spec = stub_study(tmp_path)
+    theirs = optuna.create_study(study_name="stub", storage=spec.tracking.storage)
+    theirs.tell(theirs.ask(), 1.0)
+    with pytest.raises(StudyRefusedError, match="Optuna already has a study 'stub'"):
+        open_mirror(spec)
+
+
+def test_mirror_says_when_its_tables_cannot_be_opened(tmp_path: Path) -> None:
+    spec = stub_study(tmp_path / "missing")
+    with pytest.raises(ServiceError, match="Optuna's tables cannot be opened"):
+        open_mirror(spec)
