@@ -1,0 +1,77 @@
+"""What the service tests share: running a pretended study here, and looking at what it left."""
+
+from collections import Counter
+from pathlib import Path
+
+import optuna
+from stub_trials import FUNCTION
+
+from archsearch.coordinator import run_study
+from archsearch.messages import PluginFile
+from archsearch.records import TrialRecord, TrialState
+from archsearch.snapshot import RunOptions, Snapshot, StudyOutcome
+from archsearch.spec import StudySpec
+from archsearch.store import Store
+
+
+class Watcher:
+    """An observer that keeps every snapshot."""
+
+    def __init__(self) -> None:
+        self.snapshots: list[Snapshot] = []
+
+    def on_event(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+
+
+def run(
+    spec: StudySpec,
+    trials: int | None = None,
+    time_s: float | None = None,
+    watcher: Watcher | None = None,
+    plugins: tuple[PluginFile, ...] = (),
+) -> StudyOutcome:
+    """Run a pretended study in this process, on the session's Ray."""
+    options = RunOptions(trials=trials, time_s=time_s)
+    return run_study(spec, plugins, options, watcher or Watcher(), trial_function=FUNCTION)
+
+
+def stored(spec: StudySpec) -> list[TrialRecord]:
+    with Store(spec.tracking.storage) as store:
+        return store.trials(spec.study)
+
+
+def starts(folder: Path, what: str = "trained") -> Counter[str]:
+    """How often a worker began to train (or only to profile) each architecture."""
+    traces = (path.name.split(".") for path in (folder / "traces").glob(f"*.{what}"))
+    return Counter(arch_hash for _study, _number, _token, arch_hash, _what in traces)
+
+
+def check_books(spec: StudySpec) -> None:
+    """Every trial is accounted for once, and Optuna's own tables say the same."""
+    trials = stored(spec)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    study = optuna.load_study(study_name=spec.study, storage=spec.tracking.storage)
+    shown = {trial.number: trial for trial in study.trials}
+    assert not [trial for trial in study.trials if trial.state is optuna.trial.TrialState.RUNNING]
+    for trial in trials:
+        assert trial.state.is_final and trial.optuna_number is not None
+        view = shown.pop(trial.optuna_number)
+        assert view.params == trial.params
+        assert view.user_attrs["archsearch_trial"] == trial.number
+        assert view.state.name == expected_view(trial)
+        if view.state is optuna.trial.TrialState.COMPLETE:
+            assert view.values == [trial.metrics[one.metric] for one in spec.objectives]
+        if view.state is not optuna.trial.TrialState.FAIL:
+            assert set(view.constraints) == constraint_names(spec)
+    assert all(left.state is optuna.trial.TrialState.FAIL for left in shown.values())
+
+
+def expected_view(trial: TrialRecord) -> str:
+    if trial.state is TrialState.INFEASIBLE:
+        return "PRUNED"
+    return "FAIL" if trial.failure is not None else "COMPLETE"
+
+
+def constraint_names(spec: StudySpec) -> set[str]:
+    return {"mixer_rules", *(f"limit{i}.{one.metric}" for i, one in enumerate(spec.limits))}
