@@ -184,7 +184,10 @@ def hash32(x: Tensor) -> Tensor:
 
 
 def drop(x: Tensor, share: float, key: Tensor) -> Tensor:
-    """Set a `share` of the features to zero and scale the others by 1 / (1 - share)."""
+    """Set a `share` of the features to zero and scale the others by 1 / (1 - share).
+
+    The lower 32 bits of the key decide the mask.
+    """
     index = torch.arange(x.numel(), device=x.device).view(x.shape)
     kept = hash32(index + hash32(key)) >= int(share * 2**32)
     return x * kept / (1 - share)
