@@ -83,10 +83,14 @@ def place(spec: StudySpec, metric: str) -> str:
     return ""
 
 
+USUAL = ("state_bytes", "decode_ms", "parameters")
+"""What a table shows besides a study's objectives."""
+
+
 def shown_metrics(spec: StudySpec) -> tuple[str, ...]:
-    """Metrics that a table of this study has: the objectives, recall in front."""
-    names = [objective.metric for objective in spec.objectives]
-    return tuple(sorted(names, key=lambda name: name != "recall"))
+    """Metrics that a table of this study has: recall, the other objectives, the usual ones."""
+    objectives = [objective.metric for objective in spec.objectives]
+    return tuple(dict.fromkeys(["recall", *objectives, *USUAL]))
 
 
 def axis_title(spec: StudySpec, metric: str) -> str:

@@ -38,7 +38,7 @@ def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) 
 
 
 def _words(outcome: StudyOutcome, front: str, spec: StudySpec) -> str:
-    lines = ["", outcome.message, *outcome.repaired, "", front]
+    lines = [*outcome.repaired, "", front]
     if spec.tracking.mlflow is not None and not outcome.interrupted:
         lines += ["", f"Browse it: archsearch ui {spec.study}"]
     return "\n".join(lines)

@@ -134,7 +134,7 @@ def _best(snapshot: Snapshot) -> list[str]:
 
 def _clock(snapshot: Snapshot) -> str:
     spent = format_duration(snapshot.seconds)
-    if snapshot.seconds_left is None:
+    if not snapshot.seconds_left:
         return spent
     return f"{spent}, about {format_duration(snapshot.seconds_left)} left"
 
@@ -148,7 +148,8 @@ def block(snapshot: Snapshot) -> Group:
         volume = written("hypervolume", snapshot.hypervolume)
         lines.append(_fact("best", ", ".join(_best(snapshot)), style="green"))
         lines.append(_fact("front", f"{snapshot.front_size} trials, hypervolume {volume}"))
-    lines.append(_fact("running", f"{len(snapshot.running)} of at most {snapshot.slots}"))
+    if snapshot.slots:
+        lines.append(_fact("running", f"{len(snapshot.running)} of at most {snapshot.slots}"))
     return Group(_bar(snapshot), *lines, *_running(snapshot.running))
 
 

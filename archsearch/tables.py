@@ -61,17 +61,10 @@ def front_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
     members = [trial for trial, rank in ranked(study, trials) if rank == 0]
     if not members:
         return f"The front of study '{study.name}' is empty: no complete trial within the limits."
-    names = shown_metrics(study.spec)
-    rows = [
-        [
-            str(trial.number),
-            *(written(name, trial.metrics.get(name)) for name in names),
-            written("recall", trial.evaluation.recall_spread if trial.evaluation else None),
-            architecture(study.spec, trial.arch),
-        ]
-        for trial in members
-    ]
-    headers = ["trial", *(quantity(name).label for name in names), "spread", "architecture"]
+    names = [name for name in shown_metrics(study.spec) if name in members[0].metrics]
+    headers = ["trial", *(quantity(name).label for name in names), "architecture"]
+    headers.insert(2, "spread")
+    rows = [_front_row(study.spec, trial, names) for trial in members]
     axes = ", ".join(
         f"{axis.direction} {axis_title(study.spec, axis.metric)}" for axis in study.spec.objectives
     )
@@ -81,6 +74,18 @@ def front_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
         f"{len(members)} of {sum(trial.feasible for trial in trials)} feasible trials are on the "
         f"front of '{study.name}' ({axes}); hypervolume {volume}"
     )
+
+
+def _front_row(spec: StudySpec, trial: TrialRecord, names: Sequence[str]) -> list[str]:
+    row = [written(name, trial.metrics.get(name)) for name in names]
+    seeds = trial.evaluation.recall_spread if trial.evaluation is not None else None
+    return [
+        str(trial.number),
+        row[0],
+        written("recall", seeds),
+        *row[1:],
+        architecture(spec, trial.arch),
+    ]
 
 
 def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
@@ -172,7 +177,7 @@ def trial_text(study: StudyRecord, trial: TrialRecord, rank: int | None) -> str:
         ]
         lines += ["", aligned(["metric", "value"], rows)]
     lines += _learned(trial)
-    if trial.duplicate_of is not None:
+    if trial.duplicate_of is not None and not trial.message:
         lines += ["", f"The same architecture as trial {trial.duplicate_of}."]
     lines += ["", *trial.violations] if trial.violations else []
     if trial.failure is not None or trial.message:

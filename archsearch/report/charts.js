@@ -27,10 +27,11 @@ function digits(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+// The largest unit of which there is at least one after rounding, as in archsearch.units.
 function scaled(value, base, suffixes) {
-  let step = 0;
-  while (Number(value.toPrecision(3)) >= base && step < suffixes.length - 1) { value /= base; step += 1; }
-  return digits(value) + suffixes[step];
+  let step = suffixes.length - 1;
+  while (step > 0 && Number((value / base ** step).toPrecision(3)) < 1) step -= 1;
+  return digits(value / base ** step) + suffixes[step];
 }
 
 function write(kind, value) {

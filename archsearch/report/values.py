@@ -12,7 +12,15 @@ from typing import Any
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.compose import NO_LAYER
 from archsearch.cost import compute_dtype
-from archsearch.display import architecture, axis_title, place, quantity, shown_metrics, written
+from archsearch.display import (
+    USUAL,
+    architecture,
+    axis_title,
+    place,
+    quantity,
+    shown_metrics,
+    written,
+)
 from archsearch.errors import InfeasibleError, PluginError
 from archsearch.front import hypervolume_of, ranked
 from archsearch.messages import Evaluation
@@ -28,9 +36,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6
 
 SHAPES = ("circle", "square", "triangle", "diamond", "down", "plus", "star", "hexagon")
 """So that families can be told apart without colour."""
-
-PANEL_METRICS = ("state_bytes", "decode_ms")
-"""What recall is drawn against where a study has no objective that says otherwise."""
 
 
 def families(spec: StudySpec) -> list[str]:
@@ -110,7 +115,7 @@ def spread(trial: TrialRecord) -> tuple[float, float] | None:
 def panel_metrics(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[str]:
     """Metrics that recall can be drawn against: those some complete trial has, in a fixed order."""
     present = {name for trial in by_finish(trials) for name in trial.metrics}
-    order = [*PANEL_METRICS, *(axis.metric for axis in spec.objectives), *sorted(present)]
+    order = [*USUAL[:2], *(axis.metric for axis in spec.objectives), *sorted(present)]
     return [name for name in dict.fromkeys(order) if name in present and name != "recall"]
 
 
@@ -134,7 +139,7 @@ def page_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
             for name, (colour, shape) in styles(spec, trials).items()
         ],
         "panels": panels,
-        "columns": [*shown_metrics(spec), *_extra_columns(spec, panels)],
+        "columns": [name for name in shown_metrics(spec) if name in ("recall", *panels)],
         "metrics": {name: _metric(spec, name, trials) for name in ["recall", *panels]},
         "trials": [_trial(spec, trial, ranks.get(trial.number)) for trial in trials],
         "hypervolume": hypervolume_history(study, trials),
@@ -145,11 +150,6 @@ def page_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
     }
     finite: Json = _finite(values)
     return finite
-
-
-def _extra_columns(spec: StudySpec, panels: Sequence[str]) -> list[str]:
-    shown = set(shown_metrics(spec))
-    return [name for name in (*PANEL_METRICS, "parameters") if name in panels and name not in shown]
 
 
 def headline(

@@ -103,15 +103,13 @@ def encodings(spec: StudySpec, arch: ArchSpec) -> dict[str, float]:
 
 
 def points_of(spec: StudySpec, trial: TrialRecord) -> list[Point]:
-    """Every number worth a chart; all finite. A duplicate has the architecture's numbers alone,
-    because its measurements are another trial's."""
-    points = [Point(key, value) for key, value in encodings(spec, trial.arch).items()]
-    if trial.state is not TrialState.DUPLICATE:
-        points += [Point(key, value) for key, value in trial.metrics.items()]
-        if trial.evaluation is not None:
-            points += _evaluation_points(trial.evaluation)
-        if trial.profile is not None:
-            points += _profile_points(trial.profile, trial.metrics)
+    """Every number worth a chart; all finite."""
+    numbers = encodings(spec, trial.arch) | trial.metrics
+    points = [Point(key, value) for key, value in numbers.items()]
+    if trial.evaluation is not None:
+        points += _evaluation_points(trial.evaluation)
+    if trial.profile is not None:
+        points += _profile_points(trial.profile, trial.metrics)
     return [point for point in points if math.isfinite(point.value)]
 
 
@@ -156,7 +154,7 @@ def _profile_points(profile: Profile, known: Mapping[str, float]) -> Iterator[Po
 
 def tags_of(trial: TrialRecord) -> dict[str, str]:
     """What a search filters by, besides the rank."""
-    tags = {
+    return {
         "feasible": _yes(trial.feasible),
         "state": str(trial.state),
         "arch_hash": trial.arch.arch_hash,
@@ -164,9 +162,6 @@ def tags_of(trial: TrialRecord) -> dict[str, str]:
         "failure": str(trial.failure) if trial.failure is not None else ABSENT,
         "device_model": trial.profile.device_model if trial.profile is not None else ABSENT,
     }
-    if trial.duplicate_of is not None:
-        tags["duplicate_of"] = str(trial.duplicate_of)
-    return tags
 
 
 def rank_tags(rank: int | None) -> dict[str, str]:
@@ -187,8 +182,6 @@ def trial_note(spec: StudySpec, trial: TrialRecord) -> str:
         if name in trial.metrics
     ]
     lines += ["", ", ".join(numbers)] if trial.state is TrialState.COMPLETE else []
-    if trial.duplicate_of is not None:
-        lines += ["", f"The same architecture as trial {trial.duplicate_of}."]
     reasons = [*trial.violations, *([trial.message] if trial.message else [])]
     lines += [line for reason in reasons for line in ("", reason)]
     return "\n".join(lines)

@@ -193,9 +193,7 @@ def open_view(store: Store, study: str, uri: str) -> tuple["View", list[TrialRec
     view = View(connect(uri), uri, store.study(study))
     waiting = {trial.number for trial in store.unpublished(study)}
     missing = [
-        trial
-        for trial in store.trials(study)
-        if trial.state.is_final and (trial.number in waiting or not view.shows(trial))
+        trial for trial in store.trials(study) if trial.number in waiting or view.lacks(trial)
     ]
     return view, missing
 
@@ -210,7 +208,7 @@ def refresh(view: "View", store: Store, study: str) -> None:
 def sync(store: Store, study: str, uri: str) -> int:
     """Rebuild a study in MLflow from the database. Doing it again changes nothing.
 
-    Returns the number of trials shown. Raises ServiceError if MLflow cannot be used.
+    Returns the number of finished trials. Raises ServiceError if MLflow cannot be used.
     """
     trials = [trial for trial in store.trials(study) if trial.state.is_final]
     try:

@@ -1,9 +1,10 @@
-"""One study in MLflow: a flat run for each finished trial, and one that carries the report.
+"""One study in MLflow: a flat run for each trial with an end of its own, and one with the report.
 
-The only module that imports mlflow. A run is created for a trial that has ended and terminated at
-once, before its data is logged, so that hardly a moment exists in which a killed process could
-leave one RUNNING; what is left so is put right when the study is opened again. Everything here is
-idempotent. Knows nothing of threads, outages or the database.
+The only module that imports mlflow. A duplicate has no run: its result is an earlier trial's, and
+two runs of one architecture would look like two trainings. A run is created for a trial that has
+ended and terminated at once, before its data is logged, so that hardly a moment exists in which a
+killed process could leave one RUNNING; what is left so is put right when the study is opened again.
+Everything here is idempotent. Knows nothing of threads, outages or the database.
 """
 
 import json
@@ -42,7 +43,6 @@ LONGEST_TAG = 5000
 
 _STATUS = {
     TrialState.COMPLETE: "FINISHED",
-    TrialState.DUPLICATE: "FINISHED",
     TrialState.INFEASIBLE: "KILLED",
     TrialState.FAILED: "FAILED",
 }
@@ -118,8 +118,9 @@ class View:
     def summary_key(self) -> str:
         return f"{self._study.name}/{SUMMARY}"
 
-    def shows(self, trial: TrialRecord) -> bool:
-        return self.key(trial) in self._runs
+    def lacks(self, trial: TrialRecord) -> bool:
+        """True if this trial should have a run and has none."""
+        return trial.state in _STATUS and self.key(trial) not in self._runs
 
     def _run(self, key: str, name: str, start: datetime, end: datetime, status: str) -> _Shown:
         """The run of this key, made if need be; never left RUNNING."""
@@ -146,6 +147,8 @@ class View:
 
     def publish(self, trial: TrialRecord) -> None:
         """Show one final trial: everything but its rank, which only the whole study gives."""
+        if trial.state not in _STATUS:
+            return
         spec, key = self._study.spec, self.key(trial)
         params = {
             name: value[:LONGEST_PARAM] for name, value in parameters_of(spec, trial.arch).items()
@@ -222,7 +225,7 @@ class View:
 
     def remove_unknown(self, trials: Sequence[TrialRecord]) -> None:
         """Delete runs of ours that no trial of the database stands behind."""
-        known = {self.key(trial) for trial in trials} | {self.summary_key}
+        known = {self.key(trial) for trial in trials if trial.state in _STATUS} | {self.summary_key}
         for key in [key for key in self._runs if key not in known]:
             self._client.delete_run(self._runs.pop(key).run_id)
 
@@ -264,11 +267,16 @@ def _trial_files(trial: TrialRecord) -> dict[str, bytes]:
     return {name: text.encode() for name, text in files.items()}
 
 
+_LOOK = "workflowType=machine_learning"
+"""Asks MLflow's pages for the menu of model training rather than that of language agents."""
+
+
 def summary_path(client: MlflowClient, study: str) -> str | None:
     """Where the user interface shows the study's summary, after the server's address."""
     experiment = client.get_experiment_by_name(study)
     if experiment is None:
         return None
+    page = f"/#/experiments/{experiment.experiment_id}"
     for run in client.search_runs([experiment.experiment_id], f"tags.state = '{SUMMARY}'"):
-        return f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}/artifacts"
-    return f"/#/experiments/{experiment.experiment_id}"
+        return f"{page}/runs/{run.info.run_id}/artifacts/report.html?{_LOOK}"
+    return f"{page}/runs?{_LOOK}"
