@@ -1,8 +1,9 @@
-"""torch's scaled dot-product attention, made to pass `torch.func.vmap` at full speed on the CPU.
+"""torch's scaled dot-product attention, made to pass `torch.func.vmap` at full speed.
 
 torch has no batching rule for its fused CPU kernel: under vmap it loops over the population and
-warns. Here that kernel is an op of its own whose rule folds the mapped dimension into the batch,
-which attention does not mix. On CUDA torch's own rules do the same.
+warns. Its rule for the memory-efficient CUDA kernel loses the alignment of what that kernel's
+backward reads. Here attention is an op of its own whose rule folds the mapped dimension into the
+batch, which attention does not mix, so that torch never sees a mapped tensor.
 
 Shape suffixes: B batch, T queries, S keys, H query heads, G key-value heads, K key size, V value
 size.
@@ -25,9 +26,7 @@ def dot_product_attention(
         mask_B1TS: True where a query sees a key; its batch may be 1. None: causal, and S = T.
     """
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
-    on_cpu = q.device.type == "cpu"
-    y_BHTV = (_folded_attention if on_cpu else _attention)(q, k, v, mask_B1TS)
-    return y_BHTV.transpose(1, 2)
+    return _folded_attention(q, k, v, mask_B1TS).transpose(1, 2)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
