@@ -29,6 +29,7 @@ SMALLEST_DT, LARGEST_DT = 1e-3, 1e-1
 """Range of softplus(dt_bias) at the start, log-uniform, as published."""
 
 NORM_EPSILON = 1e-6
+"""Added to sums of squares."""
 
 
 class GatedDelta(Mixer):
@@ -115,8 +116,8 @@ class GatedDelta(Mixer):
         )
         log_decay_BTH, beta_BTH = self._rates(x_BTD)
         y_BTHV, memory = gated_delta(
-            F.normalize(q, dim=-1),
-            F.normalize(k, dim=-1),
+            _unit(q),
+            _unit(k),
             v,
             log_decay_BTH,
             beta_BTH,
@@ -125,7 +126,8 @@ class GatedDelta(Mixer):
             backend=self.backends["gated_delta"],
         )
         gate_BTHV = F.silu(self.gate(x_BTD)).unflatten(-1, (config.heads, -1))
-        y_BTHV = _rms_norm(y_BTHV, self.norm_weight) * gate_BTHV
+        scale_V = self.norm_weight * config.value_dim**0.5  # root mean square 1 from length 1
+        y_BTHV = _unit(y_BTHV) * scale_V * gate_BTHV
         return self.out(y_BTHV.flatten(-2)), memory, tail_BPC
 
     def _rates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +153,8 @@ class GatedDelta(Mixer):
         return y_B1D.squeeze(1), state
 
 
-def _rms_norm(x_V: Tensor, weight_V: Tensor) -> Tensor:
-    wide = x_V.float() if x_V.dtype in (torch.bfloat16, torch.float16) else x_V
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
-    return (wide * scale).to(x_V.dtype) * weight_V
+def _unit(x_K: Tensor) -> Tensor:
+    """Scale to length 1; the sum of squares is in fp32 at least."""
+    wide = x_K.to(torch.promote_types(x_K.dtype, torch.float32))
+    length = wide.square().sum(-1, keepdim=True)
+    return (wide * torch.rsqrt(length + NORM_EPSILON)).to(x_K.dtype)

@@ -4,11 +4,10 @@ Write u_t = beta_t (v_t - alpha_t S_{t-1} k_t), so that S_t = alpha_t S_{t-1} + 
 chunk, with g_t the sum of log(alpha) up to and including t and D_tj = exp(g_t - g_j),
 
     S_t = exp(g_t) S_0 + sum_{j <= t} D_tj u_j k_j^T
-    u_t + beta_t sum_{j < t} D_tj (k_t . k_j) u_j = beta_t v_t - beta_t exp(g_t) S_0 k_t
+    u_t + beta_t sum_{j < t} D_tj (k_t . k_j) u_j = beta_t (v_t - exp(g_t) S_0 k_t)
 
 The second line is one unit lower triangular system for a whole chunk. It is solved by forward
-substitution: a series of powers would lose all digits where keys repeat and beta is near 1. Chunks
-then follow one another, each a few matrix products.
+substitution: a series of powers would lose all digits where keys repeat and beta is near 1.
 
 Shape suffixes: B batch, T tokens, H heads, K key size, V value size, N chunks, C and J tokens of a
 chunk (rows and columns).
@@ -41,46 +40,59 @@ def gated_delta(
     compute = accumulator(q_BTHK.dtype)
     T = q_BTHK.shape[1]
     chunk = min(CHUNK, T)
-    q, k, v, beta = (
-        _in_chunks(x.to(compute), chunk) for x in (q_BTHK, k_BTHK, v_BTHV, beta_BTH[..., None])
-    )
     # Sums of logarithms in fp64: their differences decide, and strong decays make the sums large.
-    sum_BHNC = _in_chunks(log_decay_BTH.double().clamp(NO_MEMORY)[..., None], chunk)
-    sum_BHNC = sum_BHNC.squeeze(-1).cumsum(-1)
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    difference = (sum_BHNC[..., :, None] - sum_BHNC[..., None, :]).to(compute)
-    decay_BHNCJ = difference.masked_fill(later, -torch.inf).exp()
-    decayed_BHNC1 = sum_BHNC.to(compute).exp()[..., None]
-
-    # The solver reads what lies below the diagonal and takes the diagonal for ones.
-    corrected_BHNCK = beta * k
-    system_BHNCJ = (corrected_BHNCK @ k.mT) * decay_BHNCJ
-    right = torch.cat((beta * v, corrected_BHNCK * decayed_BHNC1), dim=-1)
-    solved = torch.linalg.solve_triangular(system_BHNCJ, right, upper=False, unitriangular=True)
-    written_BHNCV, erased_BHNCK = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
-    weight_BHNCJ = (q @ k.mT) * decay_BHNCJ
-
-    query_BHNCK = q * decayed_BHNC1
-    remaining = (sum_BHNC[..., -1:] - sum_BHNC).to(compute).exp()[..., None]
-    key_BHNCK = k * remaining
-
+    log_BHNC1 = _in_chunks(log_decay_BTH.double().clamp(NO_MEMORY)[..., None], chunk)
+    parts = [
+        _in_chunks(x.to(compute), chunk) for x in (q_BTHK, k_BTHK, v_BTHV, beta_BTH[..., None])
+    ]
     memory_BHVK, outputs = state_BHVK, []
-    chunks = q.shape[2]
-    for n in range(chunks):
-        u_BHCV = written_BHNCV[:, :, n]
-        if memory_BHVK is not None:
-            u_BHCV = u_BHCV - erased_BHNCK[:, :, n] @ memory_BHVK.mT
-        y_BHCV = weight_BHNCJ[:, :, n] @ u_BHCV
-        if memory_BHVK is not None:
-            y_BHCV = y_BHCV + query_BHNCK[:, :, n] @ memory_BHVK.mT
+    chunks = list(zip(*(x.unbind(2) for x in (*parts, log_BHNC1)), strict=True))
+    for n, (q_BHCK, k_BHCK, v_BHCV, beta_BHC1, log_BHC1) in enumerate(chunks):
+        y_BHCV, memory_BHVK = _one_chunk(
+            q_BHCK,
+            k_BHCK,
+            v_BHCV,
+            beta_BHC1,
+            log_BHC1.cumsum(-2),
+            memory_BHVK,
+            keep_state or n + 1 < len(chunks),
+        )
         outputs.append(y_BHCV)
-        if keep_state or n + 1 < chunks:
-            added_BHVK = u_BHCV.mT @ key_BHNCK[:, :, n]
-            if memory_BHVK is not None:
-                added_BHVK = added_BHVK + memory_BHVK * decayed_BHNC1[:, :, n, -1:]
-            memory_BHVK = added_BHVK
     y_BTHV = torch.cat(outputs, dim=2)[:, :, :T].transpose(1, 2).to(q_BTHK.dtype)
-    return y_BTHV, memory_BHVK if keep_state else None
+    return y_BTHV, memory_BHVK
+
+
+def _one_chunk(
+    q_BHCK: Tensor,
+    k_BHCK: Tensor,
+    v_BHCV: Tensor,
+    beta_BHC1: Tensor,
+    sum_BHC1: Tensor,
+    memory_BHVK: Tensor | None,
+    keep_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs of one chunk and the memory after it. `sum_BHC1` is g, in fp64."""
+    C, compute = q_BHCK.shape[2], q_BHCK.dtype
+    later = torch.ones(C, C, dtype=torch.bool, device=q_BHCK.device).triu(1)
+    decay_BHCJ = (sum_BHC1 - sum_BHC1.mT).to(compute).masked_fill(later, -torch.inf).exp()
+    decayed_BHC1 = sum_BHC1.to(compute).exp()
+    if memory_BHVK is not None:
+        v_BHCV = v_BHCV - (k_BHCK * decayed_BHC1) @ memory_BHVK.mT
+    # The solver reads what lies below the diagonal and takes the diagonal for ones.
+    system_BHCJ = (beta_BHC1 * k_BHCK) @ k_BHCK.mT * decay_BHCJ
+    u_BHCV = torch.linalg.solve_triangular(
+        system_BHCJ, beta_BHC1 * v_BHCV, upper=False, unitriangular=True
+    )
+    y_BHCV = (q_BHCK @ k_BHCK.mT * decay_BHCJ) @ u_BHCV
+    if memory_BHVK is not None:
+        y_BHCV = y_BHCV + (q_BHCK * decayed_BHC1) @ memory_BHVK.mT
+    if not keep_state:
+        return y_BHCV, None
+    remaining_BHC1 = (sum_BHC1[:, :, -1:] - sum_BHC1).to(compute).exp()
+    added_BHVK = u_BHCV.mT @ (k_BHCK * remaining_BHC1)
+    if memory_BHVK is not None:
+        added_BHVK = added_BHVK + memory_BHVK * decayed_BHC1[:, :, -1:]
+    return y_BHCV, added_BHVK
 
 
 def _in_chunks(x_BTHX: Tensor, chunk: int) -> Tensor:
