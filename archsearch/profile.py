@@ -115,17 +115,27 @@ def _tokens(model: LanguageModel, batch: int, count: int, device: torch.device) 
 def _held_bytes(
     model: LanguageModel, context: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Read `context` tokens, the last ones by `step`; count what one sequence then keeps."""
+    """Read `context` tokens, the last ones by `step`; count what one sequence keeps on the way."""
     tokens_BT = _tokens(model, 1, context, device)
     steps = min(_DECODE_STEPS, context)
     state = model.init_state(1, context, dtype, device)
     if context > steps:
         _, state = model.mix(tokens_BT[:, :-steps], state)
+        _kept_bytes(model, state, context, dtype)
     for token_B in tokens_BT[:, -steps:].unbind(1):
         _, state = model.step(token_B, state)
+    return _kept_bytes(model, state, context, dtype)
+
+
+def _kept_bytes(model: LanguageModel, state: ModelState, context: int, dtype: torch.dtype) -> int:
+    """Bytes of a state, which must be those declared, layer by layer.
+
+    Counted by storage: a small view of a large tensor keeps all of it.
+    """
     total = 0
     for layer, block, part in zip(model.arch.layers, model.layers, state, strict=True):
-        kept = sum(tensor.nbytes for tensor in part.values())
+        storages = {s._cdata: s.nbytes() for s in map(Tensor.untyped_storage, part.values())}
+        kept = sum(storages.values())
         declared = state_bytes(block.mixer.config, context, dtype)
         if kept != declared:
             raise PluginError(

@@ -1,0 +1,215 @@
+"""A population of M gives the numbers of M models trained alone, whoever the members are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
+from archsearch.errors import DivergedError
+from archsearch.messages import Rung
+from archsearch.model import LanguageModel, resolve_backends
+from archsearch.mqar import Examples, generate
+from archsearch.population import Member, Population, initial_model, members_of
+from archsearch.registry import mixer_names
+from archsearch.spec import MqarSpec, Segment, TrainSpec
+
+SEED, WIDTH, VOCAB = 5, 16, 24
+TASK = MqarSpec(
+    recipe="custom",
+    vocab_size=VOCAB,
+    # Not multiples of the batch: each segment ends in a partial batch. 10 steps an epoch.
+    train=(Segment(length=12, pairs=2, examples=33), Segment(length=16, pairs=3, examples=37)),
+    test=(Segment(length=12, pairs=2, examples=20), Segment(length=16, pairs=3, examples=20)),
+)
+DATA, SELECTION = generate(TASK, "train", "cpu"), generate(TASK, "selection", "cpu")
+FOUR = (Member(1e-2, 0), Member(1e-2, 1), Member(3e-3, 0), Member(3e-3, 1))
+
+
+def spec(**fields: Any) -> TrainSpec:
+    given = {"learning_rates": (1e-2, 3e-3), "seeds": 2, "epochs": 5, "batch_size": 8}
+    return TrainSpec.model_validate({**given, "test_batch_size": 7, **fields})
+
+
+def stack(*mixers: str, ratio: float = 0.0) -> ArchSpec:
+    return ArchSpec(
+        width=WIDTH,
+        layers=tuple(LayerSpec(mixer=mixer, fields={}) for mixer in mixers),
+        channel_mixer=ChannelSpec(kind="swiglu", ratio=ratio) if ratio else ChannelSpec(),
+    )
+
+
+def trained(
+    arch: ArchSpec,
+    train: TrainSpec,
+    members: tuple[Member, ...] = FOUR,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Population, list[Rung]]:
+    backends = resolve_backends(arch, "cpu", torch.float32)
+    population = Population(arch, VOCAB, members, train, SEED, backends=backends, dtype=dtype)
+    return population, list(population.train(DATA, SELECTION))
+
+
+def trained_alone(arch: ArchSpec, train: TrainSpec, member: Member) -> LanguageModel:
+    """The textbook loop: one model, torch's optimiser, scheduler, clipping and loss."""
+    model = initial_model(arch, VOCAB, train, SEED, member.seed).double()
+    model.use_backends(resolve_backends(arch, "cpu", torch.float32))
+    optimiser = torch.optim.AdamW(
+        model.parameters(), member.learning_rate, train.betas, weight_decay=train.weight_decay
+    )
+    scheduler = CosineAnnealingLR(optimiser, T_max=train.epochs)
+    for _ in range(train.epochs):
+        for examples in DATA:
+            for start in range(0, len(examples), train.batch_size):
+                rows = slice(start, start + train.batch_size)
+                tokens, at = examples.tokens[rows].long(), examples.at[rows].long()
+                every = model.logits(model(tokens))  # at all positions, then picked
+                picked = torch.stack([row[places] for row, places in zip(every, at, strict=True)])
+                loss = F.cross_entropy(picked.flatten(0, 1), examples.labels[rows].long().flatten())
+                optimiser.zero_grad()
+                loss.backward()
+                if train.grad_clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), train.grad_clip)
+                optimiser.step()
+        scheduler.step()
+    return model
+
+
+def plain_recall(model: LanguageModel, data: tuple[Examples, ...]) -> dict[str, float]:
+    found = {}
+    for examples in data:
+        logits = model.logits(model(examples.tokens.long()))
+        hits = [
+            int(row[place].argmax()) == int(label)
+            for row, places, labels in zip(logits, examples.at, examples.labels, strict=True)
+            for place, label in zip(places, labels, strict=True)
+        ]
+        found[examples.name] = sum(hits) / len(hits)
+    return found
+
+
+def assert_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        # fp64, 50 steps: only the order of sums differs, about 1e-15 a step, and Adam's division
+        # by small second moments enlarges it by a few powers of ten.
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("mixer", mixer_names())
+def test_members_equal_models_trained_alone(mixer: str) -> None:
+    arch, train = stack("base_conv", mixer), spec()
+    population, rungs = trained(arch, train)
+    assert rungs[-1].step == 50
+    for index, member in enumerate(FOUR):
+        alone = trained_alone(arch, train, member)
+        assert_same(population.weights(index), alone.state_dict())
+        recall = plain_recall(alone, SELECTION)
+        assert population.recall(SELECTION)[index] == pytest.approx(recall, abs=1e-12)
+        assert rungs[-1].selection_recall[index] == pytest.approx(sum(recall.values()) / 2)
+
+
+def test_clipping_and_channel_mixers_are_each_member_s_own() -> None:
+    arch, train = stack("attention", ratio=2.0), spec(grad_clip=0.05)
+    population, _ = trained(arch, train)
+    for index, member in enumerate(FOUR):
+        assert_same(population.weights(index), trained_alone(arch, train, member).state_dict())
+
+
+def test_composition_and_order_change_no_member() -> None:
+    arch, train = stack("base_conv", "attention"), spec(embed_dropout=0.2)
+    whole, rungs = trained(arch, train)
+    backwards, _ = trained(arch, train, FOUR[::-1])
+    alone, alone_rungs = trained(arch, train, FOUR[2:3])
+    assert_same(backwards.weights(1), whole.weights(2))
+    assert_same(alone.weights(0), whole.weights(2))
+    assert alone_rungs[-1].train_loss[0] == pytest.approx(rungs[-1].train_loss[2], abs=1e-9)
+
+
+def test_one_seed_starts_and_drops_alike_at_every_learning_rate() -> None:
+    still = (Member(0.0, 3), Member(0.0, 3), Member(0.0, 4))
+    arch = stack("attention")
+    population, rungs = trained(arch, spec(embed_dropout=0.5, epochs=1), still)
+    first, second, other = rungs[-1].train_loss
+    assert first == second != other  # nothing is learnt, so a loss shows start and masks
+    start = initial_model(arch, VOCAB, spec(), SEED, 3).double().state_dict()
+    assert_same(population.weights(0), start)
+
+
+def test_dropout_is_for_training_only() -> None:
+    still = (Member(0.0, 0),)
+    population, _ = trained(stack("attention"), spec(embed_dropout=0.5, epochs=1), still)
+    start = initial_model(stack("attention"), VOCAB, spec(), SEED, 0).double()
+    assert population.recall(SELECTION)[0] == pytest.approx(plain_recall(start, SELECTION))
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    arch, train = stack("base_conv", "linear_attention"), spec(embed_dropout=0.1, epochs=3)
+    first, first_rungs = trained(arch, train, dtype=torch.float32)
+    torch.manual_seed(99)
+    second, second_rungs = trained(arch, train, dtype=torch.float32)
+    assert torch.equal(first.flat_MP, second.flat_MP)
+    untimed = [[rung.model_copy(update={"seconds": 0.0}) for rung in first_rungs]]
+    untimed.append([rung.model_copy(update={"seconds": 0.0}) for rung in second_rungs])
+    assert untimed[0] == untimed[1]
+
+
+def test_a_diverged_member_is_counted_and_disturbs_no_bit_of_the_others() -> None:
+    arch, train = stack("base_conv", "attention"), spec(epochs=2, rungs=2)
+    calm = (Member(1e-2, 0), Member(1e-3, 1), Member(3e-3, 0))
+    wild = (calm[0], Member(1e6, 1), calm[2])
+    quiet, quiet_rungs = trained(arch, train, calm, torch.float32)
+    loud, rungs = trained(arch, train, wild, torch.float32)
+    assert rungs[-1].train_loss[1] is None
+    assert rungs[-1].selection_recall[1] == 0.0
+    assert loud.recall(SELECTION)[1] == {"L12K2": 0.0, "L16K3": 0.0}
+    for index in (0, 2):
+        assert rungs[-1].train_loss[index] == quiet_rungs[-1].train_loss[index]
+        for name, value in quiet.weights(index).items():
+            assert torch.equal(loud.weights(index)[name], value), name
+
+
+def test_a_population_of_diverged_members_ends() -> None:
+    with pytest.raises(DivergedError, match="all 2 members"):
+        trained(stack("attention"), spec(), (Member(1e9, 0), Member(1e8, 1)), torch.float32)
+
+
+def test_rungs_are_evenly_spaced_and_the_last_is_the_end() -> None:
+    _, rungs = trained(stack("base_conv"), spec(rungs=4), FOUR[:1])
+    assert [rung.step for rung in rungs] == [12, 25, 38, 50]
+    assert [rung.epoch for rung in rungs] == [1.2, 2.5, 3.8, 5.0]
+    assert [rung.rung for rung in rungs] == [0, 1, 2, 3]
+
+
+def test_a_rung_reports_the_loss_since_the_one_before() -> None:
+    still = (Member(0.0, 0),)
+    train = spec(epochs=2, rungs=2)
+    _, rungs = trained(stack("attention"), train, still)
+    model = initial_model(stack("attention"), VOCAB, train, SEED, 0).double()
+    losses = [
+        F.cross_entropy(model.logits(model(tokens, at)).flatten(0, 1), labels.flatten()).item()
+        for examples in DATA
+        for tokens, at, labels in examples.batches(train.batch_size)
+    ]
+    for rung in rungs:
+        assert rung.train_loss[0] == pytest.approx(sum(losses) / len(losses), abs=1e-12)
+
+
+def test_half_precision_trains_fp32_masters() -> None:
+    arch = stack("base_conv", "attention")
+    single, single_rungs = trained(arch, spec(), dtype=torch.float32)
+    half, half_rungs = trained(arch, spec(precision="bf16"), dtype=torch.float32)
+    assert half.flat_MP.dtype is torch.float32
+    assert half.weights(0)["embedding.weight"].dtype is torch.float32
+    # A rounding of 2^-9 per activation moves a loss of about 3 by less than a hundredth.
+    assert half_rungs[-1].train_loss == pytest.approx(single_rungs[-1].train_loss, abs=0.03)
+    assert not torch.equal(half.flat_MP, single.flat_MP)
+
+
+def test_members_are_every_rate_with_every_seed() -> None:
+    train = spec(learning_rates=(0.1, 0.2), seeds=2)
+    assert members_of(train) == (Member(0.1, 0), Member(0.1, 1), Member(0.2, 0), Member(0.2, 1))
