@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from pydantic import ValidationError
+
 from archsearch.errors import FailureClass, ServiceError
 from archsearch.messages import Event, TrialRequest, read_event, read_request
 from archsearch.spec import ResourcesSpec
@@ -138,7 +140,17 @@ class Cluster:
             del self._streams[token]
             yield self._gone(token, error)
         else:
-            yield Up(token) if text == _UP else Answer(token, read_event(text))
+            yield Up(token) if text == _UP else self._read(token, text)
+
+    def _read(self, token: str, text: str) -> Arrival:
+        try:
+            return Answer(token, read_event(text))
+        except ValidationError as error:
+            # JSON has no NaN and no infinity: what is not a finite number arrives as nothing.
+            self.cancel(token)
+            del self._streams[token]
+            message = f"the trial's report cannot be read; is a value not finite? {error}"
+            return Gone(token, FailureClass.PLUGIN_ERROR, message)
 
     def _gone(self, token: str, error: Exception) -> Gone:
         """Turn Ray's exception into a failure class. Raises ServiceError for a broken worker."""

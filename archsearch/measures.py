@@ -4,8 +4,7 @@ A metric is recorded once per trial, at the context and batch of the first objec
 that names it; what is left open is the task's longest sequence and batch 1. Knows no service.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from archsearch.arch import ArchSpec
 from archsearch.cost import known_metric
@@ -127,8 +126,3 @@ def _limited(
     if limit.metric not in MEASURED_AFTER_TRAINING:
         return known_metric(arch, spec, limit.metric, context)
     return _measured(limit.metric, (batch, context), *results) if results is not None else None
-
-
-def all_finite(metrics: Mapping[str, float]) -> bool:
-    """True if every value is a number that can be compared."""
-    return all(math.isfinite(value) for value in metrics.values())

@@ -1,7 +1,11 @@
 """What the service tests share: running a pretended study here, and looking at what it left."""
 
+import contextlib
+import fcntl
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import optuna
 from stub_trials import FUNCTION
@@ -12,6 +16,14 @@ from archsearch.records import TrialRecord, TrialState
 from archsearch.snapshot import RunOptions, Snapshot, StudyOutcome
 from archsearch.spec import StudySpec
 from archsearch.store import Store
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[IO[str]]:
+    """Hold the lock that trials ordered to `hold` wait for."""
+    with (folder / "hold").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
 
 
 class Watcher:

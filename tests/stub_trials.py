@@ -54,8 +54,8 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
     """A small study of pretended trials, with its database and weights in `folder`.
 
     Orders: `jitter_s` (random duration), and by trial number `kill`, `raise`, `exhaust`, `lose`,
-    `diverge`, `infinite` and `hold` (wait for the lock of the file `hold` in `folder`); `kill_once`
-    and `lose_once` do it in the first attempt only.
+    `diverge`, `nothing` (just end), `infinite`, and `hold` (wait for the lock of the file `hold` in
+    `folder`); `kill_once` and `lose_once` do it in the first attempt only.
     """
     told = {"folder": str(folder), **(orders or {})}
     window = Option(mixer="sliding_window", fields={"window": (4, 8, 16, 32, 64, 128)})
@@ -97,7 +97,7 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
     yield Started(node=platform.node(), pid=os.getpid(), device_model=DEVICE_MODEL)
     if request.number in orders.get("hold", []):
         _wait_for(folder / "hold")
-    for order in ("kill", "raise", "exhaust", "lose", "diverge"):
+    for order in ("kill", "raise", "exhaust", "lose", "diverge", "nothing"):
         once = attempt == 1 and request.number in orders.get(f"{order}_once", [])
         if once or request.number in orders.get(order, []):
             yield from _misbehave(order)
@@ -134,6 +134,8 @@ def _misbehave(order: str) -> Iterator[Event]:
         raise ZeroDivisionError("as ordered")
     if order == "exhaust":
         raise MemoryError("as ordered")
+    if order == "nothing":
+        return
     failure = FailureClass.LOST if order == "lose" else FailureClass.DIVERGED
     yield Failed(failure=failure, message="as ordered")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from archsearch.coordinator.book import Book, Entry
 from archsearch.errors import FailureClass, ServiceError
 from archsearch.gate import gate
-from archsearch.measures import all_finite, constraints, measured_metrics, measured_violations
+from archsearch.measures import constraints, measured_metrics, measured_violations
 from archsearch.messages import Evaluated
 from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposal, Proposer
@@ -106,10 +106,6 @@ class Desk:
         """End a trial that has both results."""
         results = (evaluation.evaluation, profile.profile)
         metrics = measured_metrics(self.spec, *results)
-        if not all_finite(metrics):
-            message = f"a measured value is not finite: {metrics}"
-            self.fail(entry, FailureClass.PLUGIN_ERROR, message, "", token)
-            return
         entry.constraints = constraints(self.spec, entry.arch, results)
         verdict = Verdict(
             state=TrialState.COMPLETE,
