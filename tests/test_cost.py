@@ -108,9 +108,12 @@ def test_limits_broken_are_said_with_both_numbers() -> None:
     assert len(said) == 2
     for sentence, metric in zip(said, ("state_bytes", "parameters"), strict=True):
         assert sentence.startswith(metric)
-    kept = state_bytes(arch, 128, torch.float32)
-    allowed = Limit(metric="state_bytes", maximum=kept, context=128)
-    assert violations(arch, study(limits=(allowed,))) == ()
+    for context in (32, 128):  # on either side of the task's longest
+        kept = state_bytes(arch, context, torch.float32)
+        exact = Limit(metric="state_bytes", maximum=kept, context=context)
+        assert violations(arch, study(limits=(exact,))) == ()
+        below = exact.model_copy(update={"maximum": kept - 1})
+        assert len(violations(arch, study(limits=(below,)))) == 1
 
 
 def test_what_a_mixer_itself_excludes_is_a_violation() -> None:
