@@ -63,9 +63,8 @@ def check_books(spec: StudySpec) -> None:
     """Every trial is accounted for once, and Optuna's own tables say the same."""
     trials = stored(spec)
     assert [trial.number for trial in trials] == list(range(len(trials)))
-    study = optuna.load_study(study_name=spec.study, storage=spec.tracking.storage)
-    shown = {trial.number: trial for trial in study.trials}
-    assert not [trial for trial in study.trials if trial.state is optuna.trial.TrialState.RUNNING]
+    shown = {trial.number: trial for trial in optuna_trials(spec)}
+    assert not any(trial.state is optuna.trial.TrialState.RUNNING for trial in shown.values())
     for trial in trials:
         assert trial.state.is_final and trial.optuna_number is not None
         view = shown.pop(trial.optuna_number)
@@ -77,6 +76,16 @@ def check_books(spec: StudySpec) -> None:
         if view.state is not optuna.trial.TrialState.FAIL:
             assert set(view.constraints) == constraint_names(spec)
     assert all(left.state is optuna.trial.TrialState.FAIL for left in shown.values())
+
+
+def optuna_trials(spec: StudySpec) -> list[optuna.trial.FrozenTrial]:
+    """The study as Optuna's own tools see it."""
+    storage = optuna.storages.RDBStorage(spec.tracking.storage)
+    try:
+        return optuna.load_study(study_name=spec.study, storage=storage).trials
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def expected_view(trial: TrialRecord) -> str:

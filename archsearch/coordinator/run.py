@@ -75,7 +75,9 @@ def run_study(
         run = _Run(desk, plugins, _Budget.of(spec, options), heartbeat, observer, publisher)
         run.showing.reference = dict(study.reference)
         stack.enter_context(_published(publisher))
-        reason = run.drive(options.address, trial_function, study.device_model)
+        interrupts = stack.enter_context(Interrupts())
+        reason = run.drive(interrupts, options.address, trial_function, study.device_model)
+        interrupts.wanted = True  # from here on, one more Ctrl-C ends the process
         return run.finish(reason, tuple(repaired))
 
 
@@ -147,26 +149,31 @@ class _Run:
             desk.spec, desk.book, heartbeat, observer, budget.trials, budget.time_s
         )
 
-    def drive(self, address: str | None, trial_function: str, device_model: str | None) -> str:
+    def drive(
+        self,
+        interrupts: Interrupts,
+        address: str | None,
+        trial_function: str,
+        device_model: str | None,
+    ) -> str:
         """Run trials until there is a reason to stop, and return it."""
         if not self._has_work:
             return "trials"
-        with Interrupts() as interrupts:
-            resources = self._desk.spec.resources
-            with contextlib.closing(Cluster(resources, address, trial_function)) as cluster:
-                interrupts.install()  # Ray puts its own handlers in place
-                nexts = Nexts(self._desk.spec, self._desk.proposer, self._desk.book)
-                loop = Loop(
-                    self._desk,
-                    cluster,
-                    nexts,
-                    self._plugins,
-                    self._budget.trials,
-                    device_model,
-                    self._changed,
-                )
-                self._loop = loop
-                return self._turn(loop, interrupts)
+        resources = self._desk.spec.resources
+        with contextlib.closing(Cluster(resources, address, trial_function)) as cluster:
+            interrupts.install()  # Ray puts its own handlers in place
+            nexts = Nexts(self._desk.spec, self._desk.proposer, self._desk.book)
+            loop = Loop(
+                self._desk,
+                cluster,
+                nexts,
+                self._plugins,
+                self._budget.trials,
+                device_model,
+                self._changed,
+            )
+            self._loop = loop
+            return self._turn(loop, interrupts)
 
     def finish(self, reason: str, repaired: tuple[str, ...]) -> StudyOutcome:
         """Leave everything as the next run, and everyone who looks, should find it."""

@@ -1,0 +1,239 @@
+"""Processes that are killed or stopped in the middle of a study, and the run that goes on after."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_cases import Watcher, check_books, held, optuna_trials, run, starts, stored
+from stub_trials import stub_study
+
+from archsearch.errors import FailureClass, StudyRefusedError
+from archsearch.records import AttemptState, TrialState
+from archsearch.snapshot import Snapshot
+from archsearch.store import Store
+from archsearch.store.holder import Holder
+
+TESTS = Path(__file__).parent.parent
+HOLD = {"hold": [2, 3]}
+
+
+class Driver:
+    """A coordinator in another process, with a Ray of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "stub_driver", str(folder), json.dumps(HOLD), *options]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def read_until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Read its output up to the line that is waited for."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if wanted(said):
+                return said
+        raise AssertionError(f"the coordinator ended with {self.process.wait()}")
+
+    def wait_until_held(self) -> list[int]:
+        """Wait until both trials that are ordered to hold run; return their workers."""
+
+        def both_run(said: dict[str, Any]) -> bool:
+            workers = dict(said.get("running", []))
+            return set(workers) == {2, 3} and all(workers.values())
+
+        running = self.read_until(both_run)["running"]
+        return [int(worker.split()[-1]) for _number, worker in running]
+
+    def children(self) -> list[int]:
+        """Its processes and theirs."""
+        found, todo = list[int](), [self.process.pid]
+        while todo:
+            pid = todo.pop()
+            out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+            new = [int(child) for child in out.stdout.split()]
+            found += new
+            todo += new
+        return found
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    started: list[Driver] = []
+
+    def start(*options: str) -> Driver:
+        started.append(Driver(tmp_path, *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def command_of(pid: int) -> str:
+    """What a process runs; empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def wait_for_end(pid: int, timeout_s: float = 20.0) -> bool:
+    """True once a process that is not our child has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)
+
+
+def finish(folder: Path) -> None:
+    """Go on here with the study that the driver began, and look at all it left."""
+    spec = stub_study(folder, orders=HOLD)
+    assert run(spec).last.complete == 6
+    check_books(spec)
+    alone = folder / "alone"
+    alone.mkdir()
+    undisturbed = stub_study(alone)
+    run(undisturbed)
+    assert [one.arch for one in stored(spec)] == [one.arch for one in stored(undisturbed)]
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_kill_9_of_the_coordinator_loses_only_what_was_in_flight(
+    tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    with held(tmp_path):
+        coordinator = driver()
+        workers = coordinator.wait_until_held()
+        family = {pid: command_of(pid) for pid in coordinator.children()}
+        refused = stub_study(tmp_path, orders=HOLD)
+        with pytest.raises(StudyRefusedError, match=f"pid {coordinator.process.pid}"):
+            run(refused)
+        coordinator.process.kill()
+        coordinator.process.wait()
+    assert set(workers) <= set(family)
+    for pid, command in family.items():
+        if "raylet" in command or "gcs_server" in command or pid in workers:
+            assert wait_for_end(pid), f"left behind: {command}"
+
+    before = {one.number for one in stored(refused) if one.state is TrialState.COMPLETE}
+    assert before == {0, 1}
+    finish(tmp_path)
+    for trial in stored(refused):
+        attempts = [(one.state, one.failure) for one in trial.attempts]
+        lost = [(AttemptState.FAILED, FailureClass.LOST)] if trial.number in (2, 3) else []
+        assert attempts == [*lost, (AttemptState.DONE, None)]
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(
+    tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    spec = stub_study(tmp_path, orders=HOLD)
+    with held(tmp_path):
+        coordinator = driver()
+        coordinator.wait_until_held()
+        # As a terminal does it: to the workers and to Ray, too.
+        os.killpg(coordinator.process.pid, signal.SIGINT)
+        outcome = coordinator.read_until(lambda said: "reason" in said)
+        assert coordinator.process.wait(30) == 0
+    assert outcome["reason"] == "interrupted"
+    assert "run the same command again" in outcome["message"]
+    with Store(spec.tracking.storage) as store:
+        study = store.study("stub")
+        assert (study.coordinator, study.stop_reason) == (None, "interrupted")
+    assert not [one for one in optuna_trials(spec) if not one.state.is_finished()]
+    assert [one.state for one in stored(spec)[2:4]] == [TrialState.PENDING] * 2
+    finish(tmp_path)
+
+
+def test_a_second_ctrl_c_ends_the_process_at_once(
+    tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    """The publisher of this coordinator would wait for ever."""
+    with held(tmp_path):
+        coordinator = driver("stuck")
+        coordinator.wait_until_held()
+        coordinator.process.send_signal(signal.SIGTERM)
+        coordinator.read_until(lambda said: "stuck" in said)
+        coordinator.process.send_signal(signal.SIGINT)
+        assert coordinator.process.wait(10) == 130
+
+
+class Saboteur(Watcher):
+    """Does something once a trial runs on a worker."""
+
+    def __init__(self, number: int, deed: Callable[[int], None]) -> None:
+        super().__init__()
+        self._number = number
+        self._deed = deed
+        self._done = False
+
+    def on_event(self, snapshot: Snapshot) -> None:
+        super().on_event(snapshot)
+        workers = {one.number: one.worker for one in snapshot.running}
+        if not self._done and workers.get(self._number):
+            self._done = True
+            self._deed(int(workers[self._number].split()[-1]))
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_kill_9_of_a_worker_is_a_lost_attempt_and_the_trial_goes_again(tmp_path: Path) -> None:
+    spec = stub_study(tmp_path, orders={"hold": [1]})
+    with held(tmp_path) as lock:
+
+        def kill(worker: int) -> None:
+            os.kill(worker, signal.SIGKILL)
+            lock.close()  # the second attempt need not wait
+
+        outcome = run(spec, trials=3, watcher=Saboteur(1, kill))
+    assert outcome.last.complete == 3
+    attempts = [(one.state, one.failure) for one in stored(spec)[1].attempts]
+    assert attempts == [(AttemptState.FAILED, FailureClass.LOST), (AttemptState.DONE, None)]
+    assert starts(tmp_path)[stored(spec)[1].arch.arch_hash] == 2
+    check_books(spec)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_coordinator_that_lost_its_study_stops_and_writes_nothing(tmp_path: Path) -> None:
+    """As after a suspended laptop wakes up: somebody else took the study over meanwhile."""
+    spec = stub_study(tmp_path, orders={"hold": [1]})
+    before: list[Any] = []
+    with held(tmp_path) as lock:
+
+        def take_over(_worker: int) -> None:
+            thief = json.dumps(Holder("other-host", 17, "1", "elsewhere").plain())
+            with Store(spec.tracking.storage) as store, store.database.writing() as connection:
+                connection.exec_driver_sql(
+                    "UPDATE archsearch_studies SET lease_token = 'theirs', lease_holder = ?",
+                    (thief,),
+                )
+            before.extend(stored(spec))
+            lock.close()
+
+        with pytest.raises(StudyRefusedError, match="other-host pid 17 holds it now"):
+            run(spec, watcher=Saboteur(1, take_over))
+    assert stored(spec) == before
+    with Store(spec.tracking.storage) as store:
+        assert store.study("stub").coordinator == "other-host pid 17"
