@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from archsearch.arch import ArchSpec
+from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.spec import Limit, Objective, StudySpec
 from archsearch.units import format_bytes, format_count, format_duration
 
@@ -101,26 +101,44 @@ def axis_title(spec: StudySpec, metric: str) -> str:
 
 def architecture(spec: StudySpec, arch: ArchSpec) -> str:
     """An architecture in one line with what the study searches, such as `base_conv > gated_delta
-    (head_dim=16)`; everything that is the same in the whole study is left out."""
-    searched = {
+    (head_dim=16)`; fields that are the same in the whole study are left out."""
+    searched = _searched(spec)
+    line = " > ".join(_layer(layer, searched) for layer in arch.layers)
+    return line + _around(spec, arch)
+
+
+def brief(spec: StudySpec, arch: ArchSpec) -> str:
+    """As `architecture`, without the layers that are the same in the whole study."""
+    searched = _searched(spec)
+    fixed = {slot.options[0].mixer for slot in spec.model.layers if len(slot.options) == 1}
+    fixed -= {mixer for mixer, _ in searched}
+    layers = [_layer(layer, searched) for layer in arch.layers if layer.mixer not in fixed]
+    return (" > ".join(layers) + _around(spec, arch)) if layers else architecture(spec, arch)
+
+
+def _searched(spec: StudySpec) -> set[tuple[str, str]]:
+    """(mixer, field) of everything that has more than one candidate."""
+    return {
         (option.mixer, name)
         for slot in spec.model.layers
         for option in slot.options
         for name, candidates in option.fields.items()
         if len(candidates) > 1
     }
-    layers = []
-    for layer in arch.layers:
-        shown = [
-            f"{name}={value}"
-            for name, value in layer.fields.items()
-            if (layer.mixer, name) in searched
-        ]
-        layers.append(f"{layer.mixer}({', '.join(shown)})" if shown else layer.mixer)
-    line = " > ".join(layers)
-    if len(spec.model.width) > 1:
-        line += f", width {arch.width}"
-    if len(spec.model.channel_mixer) > 1 or len(spec.model.channel_mixer[0].ratio) > 1:
-        line += f", {arch.channel_mixer.kind}"
-        line += f" {arch.channel_mixer.ratio:g}" if arch.channel_mixer.ratio else ""
-    return line
+
+
+def _layer(layer: LayerSpec, searched: set[tuple[str, str]]) -> str:
+    shown = [
+        f"{name}={value}" for name, value in layer.fields.items() if (layer.mixer, name) in searched
+    ]
+    return f"{layer.mixer}({', '.join(shown)})" if shown else layer.mixer
+
+
+def _around(spec: StudySpec, arch: ArchSpec) -> str:
+    """Width and channel mixer, where the study searches them."""
+    text = f", width {arch.width}" if len(spec.model.width) > 1 else ""
+    options = spec.model.channel_mixer
+    if len(options) > 1 or len(options[0].ratio) > 1:
+        text += f", {arch.channel_mixer.kind}"
+        text += f" {arch.channel_mixer.ratio:g}" if arch.channel_mixer.ratio else ""
+    return text

@@ -9,8 +9,6 @@ from typing import Protocol, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from archsearch.display import quantity, written
@@ -141,7 +139,7 @@ def _clock(snapshot: Snapshot) -> str:
 
 def block(snapshot: Snapshot) -> Group:
     """The live block: bar, counts, best values, front, running trials. No line wraps."""
-    cached = f" ({snapshot.from_cache} from earlier results)" if snapshot.from_cache else ""
+    cached = f" ({snapshot.from_cache} cached)" if snapshot.from_cache else ""
     done = [f"{snapshot.complete} complete{cached}", *_left_out(snapshot)]
     lines = [_fact("trials", ", ".join(done))]
     if snapshot.best:
@@ -161,17 +159,16 @@ def _fact(name: str, text: str, style: str = "") -> Text:
     return _line((f"{name:<9}", "dim"), (text, style))
 
 
-def _bar(snapshot: Snapshot) -> Table:
-    line = Table.grid(padding=(0, 2))
-    for _ in range(4):
-        line.add_column(no_wrap=True)
-    line.add_row(
-        Text(snapshot.study, style="bold"),
-        ProgressBar(total=max(1, snapshot.trials), completed=snapshot.evaluated, width=BAR_WIDTH),
-        Text(f"{snapshot.evaluated}/{snapshot.trials}"),
-        Text(_clock(snapshot), style="dim"),
+def _bar(snapshot: Snapshot) -> Text:
+    full = round(BAR_WIDTH * min(1.0, snapshot.evaluated / max(1, snapshot.trials)))
+    return _line(
+        (snapshot.study, "bold"),
+        "  ",
+        ("━" * full, "green"),
+        ("─" * (BAR_WIDTH - full), "dim"),
+        f"  {snapshot.evaluated}/{snapshot.trials} trials  ",
+        (_clock(snapshot), "dim"),
     )
-    return line
 
 
 def _running(trials: tuple[RunningTrial, ...]) -> list[Text]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 
-from archsearch.display import architecture
+from archsearch.display import brief
 from archsearch.front import ranked
 from archsearch.records import StudyRecord, TrialRecord, TrialState
 from archsearch.report import html_report, hypervolume_history, png_report
@@ -158,7 +158,7 @@ class View:
             # Parameters are write-once: another version of archsearch wrote this run.
             self._client.delete_run(self._runs.pop(key).run_id)
         end = trial.finished_at or trial.proposed_at
-        name = f"{trial.number}: {architecture(spec, trial.arch)}"[:200]
+        name = f"{trial.number}: {brief(spec, trial.arch)}"[:200]
         shown = self._run(key, name, trial.proposed_at, end, _STATUS[trial.state])
         moment = _milliseconds(end)
         ranks = rank_tags(None) | {k: v for k, v in shown.tags.items() if k in rank_tags(None)}
