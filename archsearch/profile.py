@@ -218,7 +218,18 @@ def _restore(state: ModelState, values: ModelState) -> None:
             tensor.copy_(source[name])
 
 
-def _captured(run: Callable[[], None]) -> Callable[[], None]:
+@dataclass(frozen=True)
+class _Captured:
+    """A CUDA graph of a function. It reads that function's tensors, so it keeps them alive."""
+
+    graph: torch.cuda.CUDAGraph
+    source: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def _captured(run: Callable[[], None]) -> _Captured:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -227,7 +238,7 @@ def _captured(run: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+    return _Captured(graph, run)
 
 
 def _time_ms(run: Callable[[], None], device: torch.device) -> float:
