@@ -141,10 +141,11 @@ def test_one_seed_starts_and_drops_alike_at_every_learning_rate() -> None:
 
 
 def test_dropout_is_for_training_only() -> None:
-    still = (Member(0.0, 0),)
-    population, _ = trained(stack("attention"), spec(embed_dropout=0.5, epochs=1), still)
-    start = initial_model(stack("attention"), VOCAB, spec(), SEED, 0).double()
-    assert population.recall(SELECTION)[0] == pytest.approx(plain_recall(start, SELECTION))
+    arch = stack("base_conv", "attention")
+    population, _ = trained(arch, spec(embed_dropout=0.5), FOUR[:1])
+    model = LanguageModel(arch, VOCAB).double()
+    model.load_state_dict(population.weights(0))
+    assert population.recall(DATA)[0] == pytest.approx(plain_recall(model, DATA))
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
@@ -166,11 +167,21 @@ def test_a_diverged_member_is_counted_and_disturbs_no_bit_of_the_others() -> Non
     loud, rungs = trained(arch, train, wild, torch.float32)
     assert rungs[-1].train_loss[1] is None
     assert rungs[-1].selection_recall[1] == 0.0
-    assert loud.recall(SELECTION)[1] == {"L12K2": 0.0, "L16K3": 0.0}
+    assert loud.flat_MP[1].isfinite().all()  # it stopped where its loss was last finite
     for index in (0, 2):
         assert rungs[-1].train_loss[index] == quiet_rungs[-1].train_loss[index]
         for name, value in quiet.weights(index).items():
             assert torch.equal(loud.weights(index)[name], value), name
+
+
+def test_a_stopped_member_recalls_nothing() -> None:
+    population, _ = trained(stack("base_conv", "attention"), spec())
+    before = population.recall(DATA)
+    assert min(min(by_segment.values()) for by_segment in before) > 0
+    population.alive_M[2] = False
+    after = population.recall(DATA)
+    assert set(after[2].values()) == {0.0}
+    assert [after[0], after[1], after[3]] == [before[0], before[1], before[3]]
 
 
 def test_a_population_of_diverged_members_ends() -> None:
