@@ -201,24 +201,44 @@ class MixerContract:
             ) from error
 
     def test_flops_are_close_to_a_count(self) -> None:
-        """Declared FLOPs lie between the matrix products of a step and all its arithmetic.
+        """Declared FLOPs, and their growth with the context, lie between the matrix products of a
+        step and all its arithmetic.
 
         Counted at the reference backend, one step at every length of context, so that a cache is
         read exactly as far as it is filled.
         """
         module = self._build(reference=True)
-        context = LENGTHS[-1]
+        _, few, many = LENGTHS
         counts: list[FlopCount] = []
-        for length in range(1, context + 1):
+        for length in range(1, many + 1):
             state = module.init_state(1, length, torch.float32, "cpu")
             counts.append(count_flops(module.step, torch.zeros(1, self.width), state))
-        low = (1 - FLOPS_SLACK) * sum(count.products for count in counts) / context
-        high = (1 + FLOPS_SLACK) * sum(count.everything for count in counts) / context
-        declared = module.config.flops(context)
-        self._expect(
-            low <= declared <= high,
-            f"flops({context}) declares {declared} a token; counted: {low:.0f} to {high:.0f}",
-        )
+
+        products = [count.products for count in counts]
+        everything = [count.everything for count in counts]
+
+        def mean(numbers: list[int], context: int = many) -> float:
+            return sum(numbers[:context]) / context
+
+        def growth(numbers: list[int]) -> float:
+            return mean(numbers) - mean(numbers, few)
+
+        flops = module.config.flops
+        grown = flops(many) - flops(few)
+        for what, declared, low, high in (
+            (f"flops({many}) declares", flops(many), mean(products), mean(everything)),
+            (
+                f"from {few} to {many} tokens flops grows by",
+                grown,
+                growth(products),
+                growth(everything),
+            ),
+        ):
+            low, high = (1 - FLOPS_SLACK) * low - 1, (1 + FLOPS_SLACK) * high + 1
+            self._expect(
+                low <= declared <= high,
+                f"{what} {declared} a token; counted: {low:.0f} to {high:.0f}",
+            )
 
     def test_population_equals_separate_modules(self) -> None:
         members = [self._build(seed=seed) for seed in range(3)]

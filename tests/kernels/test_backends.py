@@ -139,19 +139,21 @@ def test_population_is_mapped_without_a_loop(name: str, backend: str) -> None:
         torch.testing.assert_close(mapped, separate, atol=EXACT, rtol=EXACT)
 
 
-@pytest.mark.parametrize("in_dims", [(0, None, None, None), (0, 0, 1, 0), (None, 0, 0, 0)])
-def test_attention_op_folds_any_mapping_with_a_mask(in_dims: tuple[int | None, ...]) -> None:
+@pytest.mark.parametrize("rows", [1, 2], ids=lambda rows: f"mask of {rows} rows")
+@pytest.mark.parametrize("in_dims", [(0, None, None, None), (0, 0, 2, 0), (None, 0, 3, 2)])
+def test_attention_op_folds_any_mapping_with_a_mask(
+    in_dims: tuple[int | None, ...], rows: int
+) -> None:
     from archsearch_kernels.dot_product import dot_product_attention
 
     generator = torch.Generator().manual_seed(0)
     shape = (2, 5, 2, 4)
-    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    mask[1, :, :, 1:3] = False
-    mask[1, 0] |= torch.eye(5, dtype=torch.bool)
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    mask[1] = torch.ones(5, 5).triu(-2)
     inputs = [torch.randn(*shape, dtype=torch.float64, generator=generator) for _ in range(3)]
-    inputs.append(mask)
+    inputs.append(mask[:rows])
     mapped = [
-        x if dim is None else torch.stack([x, x.roll(1, 0), x], dim)
+        x if dim is None else torch.stack([x, x.roll(1, 0), x.tril()], dim)
         for x, dim in zip(inputs, in_dims, strict=True)
     ]
     found = vmap(dot_product_attention, in_dims=in_dims)(*mapped)

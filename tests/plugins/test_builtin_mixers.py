@@ -123,3 +123,24 @@ def test_long_decode_stays_close_to_one_pass_in_bf16(mixer: str) -> None:
         y_BD, state = module.step(x_BTD[:, t], state)
     last = expected[:, -1]
     assert (y_BD.float() - last).square().mean().sqrt() < 0.02 * last.square().mean().sqrt()
+
+
+@torch.no_grad()
+def test_rotary_positions_are_relative() -> None:
+    """The same window of tokens, later in a sequence, gives the same output."""
+    module = build("sliding_window", 16, window=4, rope=True)
+    x_BTD = 10 * torch.randn(1, 9, 16)  # large, so that scores and their rotation matter
+    early = module(x_BTD)
+    late = module(torch.cat((torch.randn(1, 21, 16), x_BTD), dim=1))
+    torch.testing.assert_close(late[:, -6:], early[:, -6:])
+    assert not torch.allclose(late[:, -9:], early)  # these see other tokens
+
+
+@torch.no_grad()
+def test_a_window_over_everything_is_attention() -> None:
+    fields: dict[str, Value] = {"heads": 2, "rope": True}
+    window = build("sliding_window", 16, window=12, **fields)
+    attention = build("attention", 16, **fields)
+    attention.load_state_dict(window.state_dict())
+    x_BTD = 10 * torch.randn(2, 12, 16)
+    torch.testing.assert_close(window(x_BTD), attention(x_BTD))

@@ -141,6 +141,10 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"4 * self.d_model**2": "2 * self.d_model**2"},
         {FLOPS},
     ),
+    "flops grows with the context where the work does not": (
+        {"4 * self.d_model**2 +": "4 * self.d_model**2 + 8 * context_len +"},
+        {FLOPS},
+    ),
     "flops counts the projections twice": (
         {"4 * self.d_model**2": "8 * self.d_model**2"},
         {FLOPS},
