@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -237,18 +238,21 @@ class Population:
     def _captured(self, optimiser: FlatAdamW) -> Callable[[_Feed], None]:
         """Replay one CUDA graph a feed, captured when the feed is first used.
 
-        Warm-up runs really train, so everything a step changes is put back after each.
+        The graphs share one memory pool: they run one after the other, and nothing that a step
+        leaves behind lies in it.
         """
         graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        pool = torch.cuda.graph_pool_handle()
 
         def run(feed: _Feed) -> None:
             if id(feed) not in graphs:
-                graphs[id(feed)] = self._capture(feed, optimiser)
+                graphs[id(feed)] = self._capture(feed, optimiser, pool)
             graphs[id(feed)].replay()
 
         return run
 
-    def _capture(self, feed: _Feed, optimiser: FlatAdamW) -> torch.cuda.CUDAGraph:
+    def _capture(self, feed: _Feed, optimiser: FlatAdamW, pool: Any) -> torch.cuda.CUDAGraph:
+        """Capture one step. Warm-up runs really train; what they change is put back after each."""
         changed = (*optimiser.tensors, self.alive_M, self._loss_sum_M, feed.next)
         before = [tensor.clone() for tensor in changed]
         stream = torch.cuda.Stream()
@@ -260,7 +264,7 @@ class Population:
                     tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             self._step(feed, optimiser)
         return graph
 
