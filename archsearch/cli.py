@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from archsearch import __version__
-from archsearch.errors import ArchsearchError, UsageError
+from archsearch.errors import ArchsearchError, ServiceError, UsageError
 
 INTERRUPTED = 130
 EPILOG = (
@@ -255,7 +255,6 @@ def mixers(as_json: AsJson = False) -> None:
 def check(storage: Storage = None, mlflow: Mlflow = None, as_json: AsJson = False) -> None:
     """Is the installation sound? Versions, devices, kernels, database, MLflow, disk."""
     from archsearch.checks import check_line, checks_values, run_checks
-    from archsearch.errors import ServiceError
     from archsearch.spec import TrackingSpec
 
     usual = TrackingSpec()
@@ -302,6 +301,8 @@ def ui(
     with opened(locate(study, storage)) as (store, name):
         uri = _tracking_uri(mlflow, store.study(name).spec)
     path = summary_address(uri, name)
+    if path is None:
+        raise ServiceError(f"{uri} does not show '{name}'; publish it with: archsearch sync {name}")
     with user_interface(uri, port) as (address, is_ours):
         typer.echo(f"study '{name}': {address}{path}")
         if is_ours:

@@ -5,12 +5,12 @@ import sys
 from typing import TextIO
 
 from archsearch.coordinator import run_study
-from archsearch.locate import plugin_files
 from archsearch.progress import make_progress
 from archsearch.snapshot import RunOptions, StudyOutcome
 from archsearch.spec import StudySpec
 from archsearch.store import Store
-from archsearch.tables import front_text, front_values
+from archsearch.study_file import plugin_files
+from archsearch.tables import front_text, front_values, losses_text
 from archsearch.tracking import Publisher
 
 DONE, NOTHING_COMPLETE, INTERRUPTED = 0, 5, 130
@@ -31,14 +31,17 @@ def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) 
     if as_json:
         print(json.dumps(front_values(study, trials), indent=2), file=stream)
     else:
-        print(_words(outcome, front_text(study, trials), spec), file=stream)
+        texts = (front_text(study, trials), losses_text(trials))
+        print(_words(outcome, texts, spec), file=stream)
     if outcome.interrupted:
         return INTERRUPTED
     return DONE if outcome.last.complete else NOTHING_COMPLETE
 
 
-def _words(outcome: StudyOutcome, front: str, spec: StudySpec) -> str:
-    lines = [*outcome.repaired, "", front]
+def _words(outcome: StudyOutcome, texts: tuple[str, ...], spec: StudySpec) -> str:
+    lines = list(outcome.repaired)
+    for text in texts:
+        lines += ["", text] if text else []
     if spec.tracking.mlflow is not None and not outcome.interrupted:
         lines += ["", f"Browse it: archsearch ui {spec.study}"]
     return "\n".join(lines)

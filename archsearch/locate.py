@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archsearch.errors import UsageError
-from archsearch.messages import PluginFile
-from archsearch.spec import StudySpec, TrackingSpec
+from archsearch.spec import TrackingSpec
 from archsearch.store import Store
 from archsearch.study_file import load_study
-
-STORAGE_VARIABLE = "ARCHSEARCH_STORAGE"
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,3 @@ def _only(store: Store, storage: str) -> str:
     if not names:
         raise UsageError(f"{storage} holds no study yet; run one with: archsearch run STUDY.yaml")
     raise UsageError(f"{storage} holds {len(names)} studies; name one of: {', '.join(names)}")
-
-
-def plugin_files(spec: StudySpec) -> tuple[PluginFile, ...]:
-    """The one-off mixer files of a study that was just read, by content."""
-    return tuple(
-        PluginFile(name=Path(path).stem, source=Path(path).read_text()) for path in spec.plugins
-    )

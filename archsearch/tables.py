@@ -88,6 +88,22 @@ def _front_row(spec: StudySpec, trial: TrialRecord, names: Sequence[str]) -> lis
     ]
 
 
+def losses_text(trials: Sequence[TrialRecord]) -> str:
+    """Why trials have no result: a line a reason, with the first trial's message; or nothing."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        if trial.failure is not None:
+            groups.setdefault(str(trial.failure), []).append(trial)
+        elif trial.violations:
+            groups.setdefault("over a limit", []).append(trial)
+    lines = []
+    for reason, lost in groups.items():
+        first = lost[0]
+        message = first.message or " ".join(first.violations)
+        lines.append(f"{len(lost)} {reason}, such as trial {first.number}: {message}")
+    return "\n".join(lines)
+
+
 def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
     """Where a study stands."""
     counts = Counter(trial.state for trial in trials)

@@ -242,8 +242,11 @@ def check_mlflow(uri: str) -> str:
 
 def summary_address(uri: str, study: str) -> str | None:
     """Path of the study's summary after the address of the user interface; None if it has none."""
-    from archsearch.tracking.view import connect, summary_path
+    from archsearch.tracking.view import connect, sqlite_file, summary_path
 
+    database = sqlite_file(uri)
+    if database is not None and not database.exists():
+        return None
     try:
         return summary_path(connect(uri), study)
     except Exception as error:

@@ -6,6 +6,11 @@ is shown instead of a made-up one, and the pictures of the documentation are tak
 
 import os
 import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +18,7 @@ from pathlib import Path
 import pytest
 import samples
 from playwright.sync_api import Browser, FrameLocator, Page, expect, sync_playwright
-from servers import MlflowServer
+from servers import MlflowServer, free_port
 
 from archsearch.front import ranked
 from archsearch.records import StudyRecord, TrialRecord, TrialState
@@ -135,6 +140,22 @@ def test_plain_mlflow_ui_finds_the_front_and_opens_the_report(
         page.goto(f"{server.url}{summary}")  # where `archsearch ui` points
         check_report(page.frame_locator("iframe"), published)
         assert [url for url in requests if not url.startswith((server.url, "blob:"))] == []
+
+
+def test_ui_command_serves_the_summary_and_ends_with_ctrl_c(published: Published) -> None:
+    command = [Path(sys.executable).parent / "archsearch", "ui", published.study.name]
+    command += ["--port", str(free_port()), "--mlflow", published.uri]
+    command += ["--storage", f"sqlite:///{published.folder / 'archsearch.db'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        said = process.stdout.readline()
+        address = said.split()[-1].split("/#/")
+        assert address[1] in summary_address(published.uri, published.study.name)
+        with urllib.request.urlopen(f"{address[0]}/version") as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{address[0]}/version")
 
 
 def search(page: Page, question: str) -> None:
