@@ -41,3 +41,11 @@ def gate(arch: ArchSpec, spec: StudySpec) -> Gate:
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         return Gate(error=f"{type(error).__name__}: {error}", traceback=text)
+
+
+def is_excluded(arch: ArchSpec, spec: StudySpec) -> bool:
+    """True if the study or a mixer's rules exclude an architecture; quicker than the whole gate."""
+    try:
+        return bool(violations(arch, spec))
+    except Exception:
+        return False  # its trial will say what is wrong

@@ -1,6 +1,8 @@
 """Proposals: a function of the study and what was told, and what Optuna must be told how."""
 
+import itertools
 import json
+import random
 import subprocess
 import sys
 import warnings
@@ -14,13 +16,25 @@ from stub_trials import changed, pretended_recall, stub_study
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import count, walk
+from archsearch.coordinator.book import Book, Entry
+from archsearch.coordinator.nexts import STUCK_LARGE, Nexts
 from archsearch.cost import state_bytes
 from archsearch.errors import ServiceError, StudyRefusedError
 from archsearch.gate import gate
-from archsearch.propose.corners import Assignment, assignments, largest, shuffled, warm_start
+from archsearch.propose.corners import (
+    SMALL,
+    Assignment,
+    assignments,
+    drawn,
+    largest,
+    neighbours,
+    shuffled,
+    warm_start,
+)
 from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposal, Proposer, distribution_of, resolve_sampler
 from archsearch.propose.told import Told
+from archsearch.records import TrialState
 from archsearch.spec import ChannelOption, Limit, ModelSpec, Option, Slot, StudySpec
 from archsearch.store.database import engine_options
 
@@ -54,7 +68,8 @@ def search(spec: StudySpec, sampler: dict[str, Any], trials: int) -> list[Propos
     for number in range(trials):
         if number >= LAG:
             proposer.tell(number - LAG, verdict(spec, found[number - LAG].arch))
-        found.append(proposer.ask())
+        given = number % 5 == 4  # as when a duplicate is followed by something new
+        found.append(proposer.take(found[-1].params) if given else proposer.ask())
     return found
 
 
@@ -73,7 +88,9 @@ def test_going_on_proposes_what_one_run_proposes(sampler: dict[str, Any]) -> Non
         for number in range(cut, trials):
             if number > cut and number >= LAG:
                 proposer.tell(number - LAG, verdict(SPEC, whole[number - LAG].arch))
-            assert proposer.ask().arch == whole[number].arch, number
+            given = number % 5 == 4
+            one = proposer.take(whole[number - 1].params) if given else proposer.ask()
+            assert one.arch == whole[number].arch, number
 
 
 def test_proposals_do_not_depend_on_the_process() -> None:
@@ -176,7 +193,7 @@ def test_assignments_are_the_walk_and_lead_back_to_their_architectures() -> None
     assert len(found) == len(hashes(found)) <= count(SPEC.model)
     proposer = Proposer(SPEC, {"name": "random"})
     for one in found[::7]:
-        assert proposer.place(one.params, {}).arch == one.arch
+        assert proposer.take(one.params).arch == one.arch
 
 
 def test_assignments_know_optional_layers_and_channel_mixers() -> None:
@@ -280,3 +297,32 @@ def test_mirror_says_when_its_tables_cannot_be_opened(tmp_path: Path) -> None:
     spec = stub_study(tmp_path / "missing")
     with pytest.raises(ServiceError, match="Optuna's tables cannot be opened"):
         open_mirror(spec)
+
+
+def test_neighbours_change_one_decision_then_more() -> None:
+    start = next(drawn(SPEC.model, seed=3))
+    near = list(itertools.islice(neighbours(SPEC.model, start.params, random.Random(0)), 60))
+
+    def changes(one: Assignment) -> int:
+        both = start.params.keys() & one.params.keys()
+        return sum(start.params[name] != one.params[name] for name in both)
+
+    assert {changes(one) for one in near[:20]} == {1}
+    assert max(changes(one) for one in near) > 1
+    assert all(one.arch.arch_hash != start.arch.arch_hash for one in near)
+    proposer = Proposer(SPEC, {"name": "random"})
+    assert all(proposer.take(one.params).arch == one.arch for one in near)
+
+
+def test_a_large_space_without_anything_new_ends_after_a_hundred_trials() -> None:
+    """Nothing is feasible here, and the space is too large to look through."""
+    option = Option(mixer="sliding_window", fields={"window": tuple(range(1, 120))})
+    model = ModelSpec(width=(32,), layers=(Slot(options=(option,)), Slot(options=(option,))))
+    limits = (Limit(metric="state_bytes", maximum=1),)
+    spec = SPEC.model_copy(update={"model": model, "limits": limits})
+    book, proposer = Book(), Proposer(spec, {"name": "random"})
+    nexts = Nexts(spec, proposer, book)
+    while (one := nexts.next()) is not None:
+        book.add(Entry(len(book), one.arch, one.params, TrialState.INFEASIBLE, {}))
+    assert count(model) > SMALL
+    assert len(book) == STUCK_LARGE

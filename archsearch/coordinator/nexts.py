@@ -1,20 +1,29 @@
-"""What is proposed next: corners of the space first, then the sampler, then what is left.
+"""What is proposed next: corners of the space first, then the sampler, beside it what is new.
 
 Duplicates and infeasible architectures cost nothing and count for nothing, but a sampler can stick
-to them. In a small space, after a few in a row, one architecture that was never proposed is taken
-instead; when none is left, the space is exhausted. In a large one a hundred in a row end the study.
-A function of the study and its trials so far alone.
+to them (a model-based one does: what was best is what it proposes). So a duplicate is followed by
+an architecture near it that was never proposed. If there is none near, a small space is looked
+through for any that is left, and when none is, it is exhausted. In a space too large for that, a
+hundred trials in a row without a new architecture end the study. A function of the study and its
+trials so far alone.
 """
+
+import itertools
+import random
+from collections.abc import Mapping
 
 from archsearch.compose import count
 from archsearch.coordinator.book import Book
-from archsearch.gate import gate
-from archsearch.propose.corners import SMALL, Assignment, shuffled, warm_start
+from archsearch.gate import is_excluded
+from archsearch.propose.corners import SMALL, Assignment, neighbours, shuffled, warm_start
 from archsearch.propose.sampler import Proposal, Proposer
+from archsearch.space import Value
 from archsearch.spec import StudySpec
 
 STUCK_SMALL = 5
 STUCK_LARGE = 100
+_LOOKED_AT = 100
+"""Architectures near a duplicate that are looked at to find a new one."""
 
 
 class Nexts:
@@ -31,26 +40,37 @@ class Nexts:
 
     def next(self) -> Proposal | None:
         """The next proposal; None if there is nothing new left to propose."""
-        if len(self._book) < len(self._corners):
-            return self._proposer.place(self._corners[len(self._book)].params, {})
+        number = len(self._book)
+        if number < len(self._corners):
+            return self._proposer.take(self._corners[number].params)
         stuck = self._book.free_in_a_row
-        if self._is_small and stuck:
-            one = self._unseen()
-            if one is None:
-                return None
-            if stuck >= STUCK_SMALL:
-                return self._proposer.place(one.params, {})
-        elif stuck >= STUCK_LARGE:
+        if not stuck:
+            return self._proposer.ask()
+        if self._is_small and self._unseen() is None:
             return None
-        return self._proposer.ask()
+        if self._book[number - 1].duplicate_of is not None or stuck >= STUCK_SMALL:
+            one = self._near(self._book[number - 1].params) or self._unseen()
+            if one is not None:
+                return self._proposer.take(one.params)
+        return self._proposer.ask() if stuck < STUCK_LARGE else None
+
+    def _near(self, params: Mapping[str, Value]) -> Assignment | None:
+        """An architecture near one that is feasible and was never proposed."""
+        if not params:
+            return None
+        rng = random.Random(f"{self._spec.seed}:{len(self._book)}")
+        near = neighbours(self._spec.model, params, rng)
+        return next(filter(self._is_new, itertools.islice(near, _LOOKED_AT)), None)
 
     def _unseen(self) -> Assignment | None:
-        """The last architecture of the shuffled space that is feasible and was never proposed."""
+        """Of a small space, some architecture that is feasible and was never proposed."""
+        if not self._is_small:
+            return None
         if self._left is None:
             self._left = shuffled(self._spec)
-        while self._left:
-            one = self._left[-1]
-            if not self._book.is_known(one.arch) and not gate(one.arch, self._spec).violations:
-                return one
+        while self._left and not self._is_new(self._left[-1]):
             self._left.pop()
-        return None
+        return self._left[-1] if self._left else None
+
+    def _is_new(self, one: Assignment) -> bool:
+        return not self._book.is_known(one.arch) and not is_excluded(one.arch, self._spec)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose, count
 from archsearch.cost import compute_dtype, known_metric, state_bytes
-from archsearch.gate import gate
+from archsearch.gate import is_excluded
 from archsearch.space import Value
 from archsearch.spec import MEASURED_AFTER_TRAINING, ModelSpec, StudySpec
 
@@ -82,6 +82,33 @@ def drawn(model: ModelSpec, seed: int) -> Iterator[Assignment]:
         yield Assignment(compose(model, choose), params)
 
 
+def neighbours(
+    model: ModelSpec, params: Mapping[str, Value], rng: random.Random
+) -> Iterator[Assignment]:
+    """Architectures near one, for ever: one decision changed, later two, then three...
+
+    Decisions that a change brings along are drawn. Repeats are left in.
+    """
+    for attempt in itertools.count():
+        changes = rng.sample(sorted(params), min(len(params), 1 + attempt // 20))
+        taken: dict[str, Value] = {}
+
+        def choose(
+            name: str,
+            candidates: tuple[Value, ...],
+            taken: dict[str, Value] = taken,
+            changes: list[str] = changes,
+        ) -> Value:
+            kept = params.get(name)
+            if name in changes or kept not in candidates:
+                taken[name] = rng.choice([one for one in candidates if one != kept])
+            else:
+                taken[name] = kept
+            return taken[name]
+
+        yield Assignment(compose(model, choose), taken)
+
+
 def sample(spec: StudySpec) -> list[Assignment]:
     """Architectures to find corners among, smallest state first; limits are not looked at."""
     if count(spec.model) <= _LOOKED_AT:
@@ -119,7 +146,7 @@ def warm_start(spec: StudySpec) -> list[Assignment]:
     }
     found: dict[str, Assignment] = {}
     for name in spec.search.warm_start:
-        one = next((one for one in orders[name] if gate(one.arch, spec).is_open), None)
+        one = next((one for one in orders[name] if not is_excluded(one.arch, spec)), None)
         if one is not None:
             found.setdefault(one.arch.arch_hash, one)
     return list(found.values())

@@ -133,8 +133,13 @@ class Proposer:
         notes = {"trial": dict(noted.system_attrs), "study": new}
         return Proposal(arch, dict(trial.params), notes)
 
+    def take(self, params: Mapping[str, Value]) -> Proposal:
+        """Propose an architecture that is not of the sampler's making."""
+        self._study.enqueue_trial(dict(params))
+        return self.ask()
+
     def place(self, params: Mapping[str, Value], notes: Notes) -> Proposal:
-        """Take a trial as given: one that is stored, or one not of the sampler's making."""
+        """Put a stored trial back, as it was proposed."""
         distributions = distributions_of(self._spec.model, params)
         arch = compose(self._spec.model, lambda name, _candidates: params[name])
         for key, value in notes.get("study", {}).items():
