@@ -19,6 +19,11 @@ START_TIMEOUT_S = 120.0
 _HOST = "127.0.0.1"
 
 
+def is_server(uri: str) -> bool:
+    """True if a tracking URI is a server, which has a user interface of its own."""
+    return uri.startswith(("http://", "https://"))
+
+
 @contextmanager
 def user_interface(uri: str, port: int) -> Iterator[tuple[str, bool]]:
     """Address of a running user interface, and whether it was started here.
@@ -28,7 +33,7 @@ def user_interface(uri: str, port: int) -> Iterator[tuple[str, bool]]:
     Raises:
         ServiceError: the port is taken, or the server ends or does not answer.
     """
-    if uri.startswith(("http://", "https://")):
+    if is_server(uri):
         yield uri.rstrip("/"), False
         return
     _check_port(port)

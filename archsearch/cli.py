@@ -294,7 +294,7 @@ def ui(
     mlflow: Mlflow = None,
 ) -> None:
     """Open MLflow on a study and say where its report is. Ctrl-C ends it."""
-    from archsearch.browse import user_interface, wait_for_interrupt
+    from archsearch.browse import is_server, user_interface, wait_for_interrupt
     from archsearch.locate import locate, opened
     from archsearch.tracking import summary_address
 
@@ -303,6 +303,8 @@ def ui(
     path = summary_address(uri, name)
     if path is None:
         raise ServiceError(f"{uri} does not show '{name}'; publish it with: archsearch sync {name}")
+    if not is_server(uri):
+        typer.echo("Starting MLflow's server...", err=True)
     with user_interface(uri, port) as (address, is_ours):
         typer.echo(f"study '{name}': {address}{path}")
         if is_ours:

@@ -89,6 +89,9 @@ def test_live_block_shows_counts_best_front_and_time_left() -> None:
 def test_live_block_never_wraps() -> None:
     lines = plain(screen([SNAPSHOT], columns=60)).split("\n")
     assert max(map(len, lines)) <= 60
+    last = lines[max(i for i, line in enumerate(lines) if line.startswith("quickstart")) :]
+    # Bar, four facts, eight trials, and how many more there are.
+    assert len([line for line in last if line.strip()]) == 1 + 4 + 8 + 1
 
 
 def test_live_block_is_drawn_in_place() -> None:
