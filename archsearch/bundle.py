@@ -97,16 +97,18 @@ def save_bundle(
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "arch.json").write_text(json.dumps(described, indent=2) + "\n")
     (folder / "generate.py").write_text(_GENERATE)
-    (folder / "README.md").write_text(
-        _README.format(
-            summary=arch.summary,
-            parameters=parameters(arch, vocab_size),
-            vocab_size=vocab_size,
-            width=arch.width,
-            version=__version__,
-            about="\n".join(f"* {name}: {value}" for name, value in about.items()),
-            folder=folder.name,
-        )
+    (folder / "README.md").write_text(_readme(folder.name, arch, vocab_size, about))
+
+
+def _readme(folder: str, arch: ArchSpec, vocab_size: int, about: Mapping[str, Any]) -> str:
+    return _README.format(
+        summary=arch.summary,
+        parameters=parameters(arch, vocab_size),
+        vocab_size=vocab_size,
+        width=arch.width,
+        version=__version__,
+        about="\n".join(f"* {name}: {value}" for name, value in about.items()),
+        folder=folder,
     )
 
 
