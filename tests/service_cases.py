@@ -56,7 +56,7 @@ def stored(spec: StudySpec) -> list[TrialRecord]:
 def starts(folder: Path, what: str = "trained") -> Counter[str]:
     """How often a worker began to train (or only to profile) each architecture."""
     traces = (path.name.split(".") for path in (folder / "traces").glob(f"*.{what}"))
-    return Counter(arch_hash for _study, _number, _token, arch_hash, _what in traces)
+    return Counter(arch_hash for _study, _number, _start, arch_hash, _what in traces)
 
 
 def check_books(spec: StudySpec) -> None:

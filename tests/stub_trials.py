@@ -117,7 +117,8 @@ def _count_attempt(folder: Path, request: TrialRequest) -> int:
     traces.mkdir(exist_ok=True)
     trained = "trained" if request.train_wanted else "profiled"
     name = f"{request.study}.{request.number}"
-    (traces / f"{name}.{request.token}.{request.arch.arch_hash}.{trained}").touch()
+    # Not by token: what Ray would start again by itself has the same one.
+    (traces / f"{name}.{os.getpid()}-{time.time_ns()}.{request.arch.arch_hash}.{trained}").touch()
     return len(list(traces.glob(f"{name}.*")))
 
 
