@@ -49,11 +49,11 @@ def make_progress(stream: TextIO) -> Progress:
 
 
 class PlainProgress:
-    """One line when a count changes or something is to be told, and a sign of life."""
+    """One line when a trial has been evaluated or something is to be told, and a sign of life."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._counts: tuple[int, ...] = ()
+        self._evaluated = -1
         self._note = ""
         self._said_at = float("-inf")
 
@@ -67,10 +67,9 @@ class PlainProgress:
         if snapshot.note and snapshot.note != self._note:
             self._say(snapshot.note)
         self._note = snapshot.note
-        counts = (snapshot.evaluated, snapshot.duplicate, snapshot.infeasible)
         silent_s = time.monotonic() - self._said_at
-        if counts != self._counts or silent_s >= LONGEST_SILENCE_S:
-            self._counts = counts
+        if snapshot.evaluated != self._evaluated or silent_s >= LONGEST_SILENCE_S:
+            self._evaluated = snapshot.evaluated
             self._say(status_line(snapshot))
 
     def _say(self, text: str) -> None:

@@ -122,11 +122,12 @@ def test_a_file_and_a_dumb_terminal_get_plain_lines(monkeypatch: pytest.MonkeyPa
     os.close(ours)
 
 
-def test_plain_lines_say_changes_and_nothing_else() -> None:
+def test_plain_lines_say_what_was_evaluated_and_nothing_else() -> None:
     stream = io.StringIO()
+    again = replace(SNAPSHOT, seconds=62.0, duplicate=9, infeasible=9)
     more = replace(SNAPSHOT, evaluated=7, complete=6)
     with PlainProgress(stream) as progress:
-        for snapshot in (SNAPSHOT, SNAPSHOT, replace(SNAPSHOT, seconds=62.0), more, more):
+        for snapshot in (SNAPSHOT, SNAPSHOT, again, more, more):
             progress.on_event(snapshot)
     lines = stream.getvalue().splitlines()
     assert [line.split(";")[0] for line in lines] == ["6/18 trials", "7/18 trials"]

@@ -61,6 +61,7 @@ function staircase(name, x, y) {
     places.push([x.at(cost), y.at(recall)]);
     best = recall;
   }
+  if (places.length) places.push([x.at(sign > 0 ? x.high : x.low), places.at(-1)[1]]);
   return places;
 }
 

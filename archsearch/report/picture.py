@@ -55,7 +55,7 @@ def png_report(study: StudyRecord, trials: Sequence[TrialRecord]) -> bytes:
         axes = figure.add_subplot(1, len(metrics), column)
         drawn = [t for t in by_finish(trials) if metric in t.metrics and "recall" in t.metrics]
         _points(axes, study.spec, metric, drawn, ranks, looks)
-        _staircase(axes, metric, [t for t in drawn if ranks.get(t.number) == 0])
+        _staircase(axes, metric, drawn, ranks)
         _axes(axes, study.spec, metric, [t.metrics[metric] for t in drawn])
     if metrics:
         _legend(figure, study.spec, by_finish(trials), looks)
@@ -101,15 +101,19 @@ def _points(
             axes.errorbar(x, y, [below, above], color=colour, capsize=3, linestyle="none", zorder=3)
 
 
-def _staircase(axes: Axes, metric: str, front: Sequence[TrialRecord]) -> None:
-    """Join the members that no other member beats on both axes of this picture."""
+def _staircase(
+    axes: Axes, metric: str, trials: Sequence[TrialRecord], ranks: Mapping[int, int]
+) -> None:
+    """Join the members that no other member beats on both axes, and go on to the costliest."""
     sign = -1.0 if quantity(metric).more_is_better else 1.0
+    front = [trial for trial in trials if ranks.get(trial.number) == 0]
     places: list[tuple[float, float]] = []
     for trial in sorted(front, key=lambda t: (sign * t.metrics[metric], -t.metrics["recall"])):
         if not places or trial.metrics["recall"] > places[-1][1]:
             places.append((trial.metrics[metric], trial.metrics["recall"]))
     if places:
-        x, y = zip(*places, strict=True)
+        end = sign * max(sign * trial.metrics[metric] for trial in trials)
+        x, y = zip(*places, (end, places[-1][1]), strict=True)
         axes.step(x, y, where="post", color=_INK, alpha=0.75, linewidth=1.4, zorder=1)
 
 
