@@ -6,10 +6,10 @@ candidate is never asked. Names are `width`, `repeat`, `layer0.mixer`, `layer0.<
 `channel_mixer` and `channel_mixer.<kind>.ratio`.
 """
 
-import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
 from archsearch.space import Value
@@ -20,6 +20,14 @@ Choose = Callable[[str, tuple[Value, ...]], Value]
 
 NO_LAYER = "none"
 """Option of a slot that leaves the layer out."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One architecture and the decisions that lead to it, by name."""
+
+    arch: ArchSpec
+    params: Mapping[str, Value]
 
 
 def compose(model: ModelSpec, choose: Choose) -> ArchSpec:
@@ -48,8 +56,7 @@ def _layer(name: str, slot: Slot, pick: Choose) -> LayerSpec | None:
         return None
     option = next(option for option in slot.options if option.mixer == mixer)
     fields = {
-        field: pick(f"{name}.{mixer}.{field}", candidates)
-        for field, candidates in option.fields.items()
+        key: pick(f"{name}.{mixer}.{key}", candidates) for key, candidates in option.fields.items()
     }
     return LayerSpec(mixer=mixer, fields=fields)
 
@@ -64,49 +71,47 @@ def count(model: ModelSpec) -> int:
     return len(model.width) * len(model.repeat) * slots * channels
 
 
-def draw(model: ModelSpec, rng: random.Random) -> ArchSpec:
+def draw(model: ModelSpec, rng: random.Random) -> Assignment:
     """Draw one architecture uniformly at every decision."""
-    return compose(model, lambda _name, candidates: rng.choice(candidates))
+    params: dict[str, Value] = {}
+
+    def choose(name: str, candidates: tuple[Value, ...]) -> Value:
+        return params.setdefault(name, rng.choice(candidates))
+
+    return Assignment(compose(model, choose), params)
 
 
-def walk(model: ModelSpec) -> Iterator[ArchSpec]:
+def walk(model: ModelSpec) -> Iterator[Assignment]:
     """Yield every architecture of the space once, in a fixed order."""
     seen: set[str] = set()
-    for choices in _paths(model):
-        arch = compose(model, _follow(choices))
+    prefix: list[int] | None = []
+    while prefix is not None:
+        path = _Path(prefix)
+        arch = compose(model, path.choose)
         if arch.arch_hash not in seen:
             seen.add(arch.arch_hash)
-            yield arch
+            yield Assignment(arch, {name: options[i] for name, i, options in path.taken})
+        prefix = path.next_prefix()
 
 
-def _follow(choices: dict[str, Value]) -> Choose:
-    return lambda name, _candidates: choices[name]
+@dataclass
+class _Path:
+    """Decisions of one `compose`: follows `prefix`, then takes first candidates."""
 
+    prefix: list[int]
+    taken: list[tuple[str, int, tuple[Value, ...]]] = field(default_factory=list)
 
-def _paths(model: ModelSpec) -> Iterator[dict[str, Value]]:
-    """Every complete assignment of the decisions that `compose` would ask."""
-    slots = [_slot_paths(f"layer{i}", slot) for i, slot in enumerate(model.layers)]
-    channels: list[dict[str, Value]] = []
-    for option in model.channel_mixer:
-        for ratio in option.ratio or (0.0,):
-            channels.append(
-                {"channel_mixer": option.kind, f"channel_mixer.{option.kind}.ratio": ratio}
-            )
-    for width, repeat in itertools.product(model.width, model.repeat):
-        for parts in itertools.product(*slots, channels):
-            path: dict[str, Value] = {"width": width, "repeat": repeat}
-            for part in parts:
-                path |= part
-            yield path
+    def choose(self, name: str, candidates: tuple[Value, ...]) -> Value:
+        depth = len(self.taken)
+        index = self.prefix[depth] if depth < len(self.prefix) else 0
+        self.taken.append((name, index, candidates))
+        return candidates[index]
 
-
-def _slot_paths(name: str, slot: Slot) -> list[dict[str, Value]]:
-    paths: list[dict[str, Value]] = []
-    for option in slot.options:
-        for values in itertools.product(*option.fields.values()):
-            fields = {
-                f"{name}.{option.mixer}.{field}": value
-                for field, value in zip(option.fields, values, strict=True)
-            }
-            paths.append({f"{name}.mixer": option.mixer, **fields})
-    return paths
+    def next_prefix(self) -> list[int] | None:
+        """The path after this one, as an odometer; None after the last."""
+        indices = [index for _name, index, _candidates in self.taken]
+        while indices:
+            if indices[-1] + 1 < len(self.taken[len(indices) - 1][2]):
+                return [*indices[:-1], indices[-1] + 1]
+            indices.pop()
+        return None

@@ -197,7 +197,7 @@ def sample_trials(study: StudyRecord, count: int, seed: int = 0) -> list[TrialRe
     seen: dict[str, int] = {}
     trials = []
     for number in range(count):
-        arch = draw(study.spec.model, rng)
+        arch = draw(study.spec.model, rng).arch
         first = seen.setdefault(arch.arch_hash, number)
         state = TrialState.COMPLETE
         if number % 8 == 5:

@@ -78,7 +78,7 @@ def leaves(model: ModelSpec) -> list[ArchSpec]:
 @given(MODELS)
 def test_count_and_walk_agree_with_the_questions_of_compose(model: ModelSpec) -> None:
     reached = leaves(model)
-    walked = [arch.arch_hash for arch in walk(model)]
+    walked = [one.arch.arch_hash for one in walk(model)]
     assert count(model) == len(reached)
     assert len(walked) == len(set(walked)), "an architecture is walked twice"
     assert set(walked) == {arch.arch_hash for arch in reached}
@@ -87,10 +87,10 @@ def test_count_and_walk_agree_with_the_questions_of_compose(model: ModelSpec) ->
 @settings(deadline=None, max_examples=60)
 @given(MODELS, st.integers(0, 2**32 - 1))
 def test_every_drawn_architecture_is_in_the_walk(model: ModelSpec, seed: int) -> None:
-    walked = {arch.arch_hash for arch in walk(model)}
+    walked = {one.arch.arch_hash for one in walk(model)}
     rng = random.Random(seed)
     drawn = [draw(model, rng) for _ in range(5)]
-    assert {arch.arch_hash for arch in drawn} <= walked
+    assert {one.arch.arch_hash for one in drawn} <= walked
     again = random.Random(seed)
     assert [draw(model, again) for _ in range(5)] == drawn, "one seed, one sequence"
 
@@ -146,4 +146,4 @@ def test_a_layer_left_out_makes_equal_choices_one_architecture() -> None:
     slot = Slot(options=(absent, Option(mixer="base_conv")))
     model = ModelSpec(width=(8,), layers=(slot, slot))
     assert count(model) == 4
-    assert [len(arch.layers) for arch in walk(model)] == [0, 1, 2]
+    assert [len(one.arch.layers) for one in walk(model)] == [0, 1, 2]

@@ -48,7 +48,7 @@ def test_the_published_sweep_is_covered() -> None:
     assert spec.train == RECIPES["zoology-figure2"].train
     have = {
         (arch.width, arch.layers[1].mixer, size)
-        for arch in walk(spec.model)
+        for arch in (one.arch for one in walk(spec.model))
         for size in [arch.layers[1].fields.get("window", arch.layers[1].fields.get("feature_dim"))]
     }
     attention = {(width, "attention", None) for width in (64, 128)}

@@ -281,7 +281,7 @@ def test_limits_that_no_architecture_meets_together_are_refused(tmp_path: Path) 
     path = tmp_path / "study.yaml"
     path.write_text(one_layer(f"{window}, {linear}", "parameters: 1G"), encoding="utf-8")
     spec = load_study(path)
-    known = [known_metrics(arch, spec) for arch in walk(spec.model)]
+    known = [known_metrics(one.arch, spec) for one in walk(spec.model)]
     fewest = min(each["parameters"] for each in known)
     least = min(each["state_bytes"] for each in known)
     assert not any((k["parameters"], k["state_bytes"]) == (fewest, least) for k in known)
@@ -299,7 +299,7 @@ def test_the_smallest_architecture_of_a_large_space_is_found(tmp_path: Path) -> 
     path.write_text(text % (layer, ""), encoding="utf-8")
     spec = load_study(path)
     vocabulary = spec.task.vocab_size
-    built = [arch for arch in walk(spec.model) if not violations(arch, spec)]
+    built = [one.arch for one in walk(spec.model) if not violations(one.arch, spec)]
     smallest = min(built, key=lambda arch: parameters(arch, vocabulary))
     thrice = smallest.model_copy(update={"layers": smallest.layers * 3})
     fewest = parameters(ArchSpec.model_validate(thrice.model_dump()), vocabulary)

@@ -12,10 +12,10 @@ import itertools
 import random
 from collections.abc import Mapping
 
-from archsearch.compose import count
+from archsearch.compose import Assignment, count
 from archsearch.coordinator.book import Book
 from archsearch.gate import is_excluded
-from archsearch.propose.corners import SMALL, Assignment, neighbours, shuffled, warm_start
+from archsearch.propose.corners import SMALL, neighbours, shuffled, warm_start
 from archsearch.propose.sampler import Proposal, Proposer
 from archsearch.space import Value
 from archsearch.spec import StudySpec

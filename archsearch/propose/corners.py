@@ -7,10 +7,9 @@ Everything is a function of the study alone.
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from archsearch.arch import ArchSpec
-from archsearch.compose import compose, count
+from archsearch.compose import Assignment, compose, count, draw, walk
 from archsearch.cost import compute_dtype, known_metric, state_bytes
 from archsearch.gate import is_excluded
 from archsearch.space import Value
@@ -22,64 +21,6 @@ _LOOKED_AT = 1_000
 """Architectures that corners are looked for among."""
 _COUNTED = 100
 """Of these, how many are counted to the last parameter, which takes some milliseconds each."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """One architecture and the decisions that lead to it, by name."""
-
-    arch: ArchSpec
-    params: Mapping[str, Value]
-
-
-@dataclass
-class _Path:
-    """Decisions of one `compose`: follows `prefix`, then takes first candidates."""
-
-    prefix: list[int]
-    taken: list[tuple[str, int, tuple[Value, ...]]] = field(default_factory=list)
-
-    def choose(self, name: str, candidates: tuple[Value, ...]) -> Value:
-        depth = len(self.taken)
-        index = self.prefix[depth] if depth < len(self.prefix) else 0
-        self.taken.append((name, index, candidates))
-        return candidates[index]
-
-    def next_prefix(self) -> list[int] | None:
-        """The path after this one, as an odometer; None after the last."""
-        indices = [index for _name, index, _candidates in self.taken]
-        while indices:
-            if indices[-1] + 1 < len(self.taken[len(indices) - 1][2]):
-                return [*indices[:-1], indices[-1] + 1]
-            indices.pop()
-        return None
-
-
-def assignments(model: ModelSpec) -> Iterator[Assignment]:
-    """Every architecture of a space once, in a fixed order."""
-    seen: set[str] = set()
-    prefix: list[int] | None = []
-    while prefix is not None:
-        path = _Path(prefix)
-        arch = compose(model, path.choose)
-        if arch.arch_hash not in seen:
-            seen.add(arch.arch_hash)
-            yield Assignment(arch, {name: options[i] for name, i, options in path.taken})
-        prefix = path.next_prefix()
-
-
-def drawn(model: ModelSpec, seed: int) -> Iterator[Assignment]:
-    """Random architectures for ever, repeats left in."""
-    rng = random.Random(seed)
-    while True:
-        params: dict[str, Value] = {}
-
-        def choose(
-            name: str, candidates: tuple[Value, ...], params: dict[str, Value] = params
-        ) -> Value:
-            return params.setdefault(name, rng.choice(candidates))
-
-        yield Assignment(compose(model, choose), params)
 
 
 def neighbours(
@@ -112,11 +53,11 @@ def neighbours(
 def sample(spec: StudySpec) -> list[Assignment]:
     """Architectures to find corners among, smallest state first; limits are not looked at."""
     if count(spec.model) <= _LOOKED_AT:
-        candidates = list(assignments(spec.model))
+        candidates = list(walk(spec.model))
     else:
-        source = drawn(spec.model, spec.seed)
-        found = {one.arch.arch_hash: one for one in itertools.islice(source, _LOOKED_AT)}
-        candidates = list(found.values())
+        rng = random.Random(spec.seed)
+        drawn = [draw(spec.model, rng) for _ in range(_LOOKED_AT)]
+        candidates = list({one.arch.arch_hash: one for one in drawn}.values())
     sized = [(_size(one.arch, spec), one.arch.arch_hash, one) for one in candidates]
     sized.sort(key=lambda entry: entry[:2])
     return [one for size, _hash, one in sized if size >= 0]
@@ -172,6 +113,6 @@ def largest(spec: StudySpec) -> dict[str, float]:
 
 def shuffled(spec: StudySpec) -> list[Assignment]:
     """Every architecture of a small space, in an order shuffled by the study's seed."""
-    found = list(assignments(spec.model))
+    found = list(walk(spec.model))
     random.Random(spec.seed).shuffle(found)
     return found

@@ -35,9 +35,9 @@ def excluded(spec: StudySpec) -> tuple[Finding, ...]:
     """Say why no architecture of the study can be tried; empty if one can."""
     judge = _Judge(spec)
     total = count(spec.model)
-    archs = walk(spec.model) if total <= MAX_WALK else _sample(spec, judge)
+    walked = (one.arch for one in walk(spec.model))
     looked = 0
-    for arch in archs:
+    for arch in walked if total <= MAX_WALK else _sample(spec, judge):
         if judge.accepts(arch):
             return ()
         looked += 1
@@ -49,7 +49,7 @@ def _sample(spec: StudySpec, judge: "_Judge") -> Iterator[ArchSpec]:
     yield _descend(spec, judge)
     rng = random.Random(spec.seed)
     for _ in range(MAX_DRAWS):
-        yield draw(spec.model, rng)
+        yield draw(spec.model, rng).arch
 
 
 def _descend(spec: StudySpec, judge: "_Judge") -> ArchSpec:
