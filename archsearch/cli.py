@@ -98,7 +98,7 @@ def run(
     study: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Study file.")],
     address: Annotated[
         str | None,
-        typer.Option(help="Ray cluster: auto or ray://HOST:10001; this machine if left out."),
+        typer.Option(help="Running Ray cluster: auto or HOST:PORT; this machine if left out."),
     ] = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help="Budget of architectures, over all runs.")

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from archsearch.coordinator import run_study
 from archsearch.progress import make_progress
-from archsearch.snapshot import RunOptions, StudyOutcome
+from archsearch.snapshot import StudyOutcome
 from archsearch.spec import StudySpec
 from archsearch.store import Store
 from archsearch.study_file import plugin_files
@@ -23,9 +23,8 @@ def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) 
     """
     uri, storage = spec.tracking.mlflow, spec.tracking.storage
     publisher = Publisher(storage, spec.study, uri) if uri is not None else None
-    options = RunOptions(address=address)
     with make_progress(sys.stderr if as_json else stream) as progress:
-        outcome = run_study(spec, plugin_files(spec), options, progress, publisher)
+        outcome = run_study(spec, plugin_files(spec), progress, publisher, address)
     with Store(storage) as store:
         study, trials = store.study(spec.study), store.trials(spec.study)
     if as_json:

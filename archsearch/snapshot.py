@@ -9,18 +9,6 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """How one run of a study differs from what its file says. None: as the file says."""
-
-    address: str | None = None
-    """Ray cluster, such as `auto` or `ray://head:10001`; None starts Ray on this machine."""
-    trials: int | None = None
-    """Budget of distinct evaluated architectures, over all runs of the study."""
-    time_s: float | None = None
-    """Budget of wall clock, over all runs of the study."""
-
-
-@dataclass(frozen=True)
 class RunningTrial:
     """One trial in flight. `worker` is such as `host1 pid 4711`, empty while it waits for one."""
 

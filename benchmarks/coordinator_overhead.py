@@ -28,7 +28,7 @@ from stub_trials import FUNCTION, changed, stub_study  # noqa: E402
 
 from archsearch.coordinator import run_study  # noqa: E402
 from archsearch.profile import device_model  # noqa: E402
-from archsearch.snapshot import RunOptions, Snapshot  # noqa: E402
+from archsearch.snapshot import Snapshot  # noqa: E402
 from archsearch.spec import ModelSpec, Option, Slot, StudySpec  # noqa: E402
 
 TARGET_S = 0.5
@@ -61,9 +61,8 @@ def measure(trials: int, sampler: str) -> dict[str, Any]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_study(
-            study(Path(folder), sampler),
+            changed(study(Path(folder), sampler), "search", trials=trials),
             (),
-            RunOptions(trials=trials),
             clock,
             trial_function=FUNCTION,
         )

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import IO
 
 import optuna
-from stub_trials import FUNCTION
+from stub_trials import FUNCTION, changed
 
 from archsearch.coordinator import run_study
 from archsearch.messages import PluginFile
 from archsearch.records import TrialRecord, TrialState
-from archsearch.snapshot import RunOptions, Snapshot, StudyOutcome
+from archsearch.snapshot import Snapshot, StudyOutcome
 from archsearch.spec import StudySpec
 from archsearch.store import Store
 
@@ -44,8 +44,10 @@ def run(
     plugins: tuple[PluginFile, ...] = (),
 ) -> StudyOutcome:
     """Run a pretended study in this process, on the session's Ray."""
-    options = RunOptions(trials=trials, time_s=time_s)
-    return run_study(spec, plugins, options, watcher or Watcher(), trial_function=FUNCTION)
+    budget = {"trials": trials, "time_s": time_s}
+    given = {name: value for name, value in budget.items() if value is not None}
+    spec = changed(spec, "search", **given)
+    return run_study(spec, plugins, watcher or Watcher(), trial_function=FUNCTION)
 
 
 def stored(spec: StudySpec) -> list[TrialRecord]:

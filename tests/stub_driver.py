@@ -10,7 +10,7 @@ from pathlib import Path
 from stub_trials import FUNCTION, stub_study
 
 from archsearch.coordinator import run_study
-from archsearch.snapshot import RunOptions, Snapshot
+from archsearch.snapshot import Snapshot
 
 
 class Printer:
@@ -40,7 +40,6 @@ def main(folder: str, orders: str = "{}", stuck: str = "") -> None:
     outcome = run_study(
         stub_study(Path(folder), orders=json.loads(orders)),
         (),
-        RunOptions(),
         Printer(),
         publisher=StuckPublisher() if stuck else None,
         trial_function=FUNCTION,

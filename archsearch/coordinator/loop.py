@@ -49,7 +49,6 @@ class Loop:
         desk: the study's records.
         cluster: where trials run.
         nexts: what to propose.
-        budget: distinct architectures to evaluate.
         device_model: device that the study's latencies belong to, if it is known yet.
         changed: called with a sentence, or an empty one, after everything that happens.
     """
@@ -60,7 +59,6 @@ class Loop:
         cluster: Cluster,
         nexts: Nexts,
         plugins: tuple[PluginFile, ...],
-        budget: int,
         device_model: str | None,
         changed: Callable[[str], None],
     ) -> None:
@@ -75,7 +73,6 @@ class Loop:
         self.is_exhausted = False
         self._nexts = nexts
         self._plugins = plugins
-        self._budget = budget
         self._device_model = device_model
         self._changed = changed
         self._attempts: Counter[int] = Counter()
@@ -89,7 +86,7 @@ class Loop:
 
     @property
     def _wants_more(self) -> bool:
-        return not self.is_exhausted and self.desk.book.work < self._budget
+        return not self.is_exhausted and self.desk.book.work < self.desk.spec.search.trials
 
     def fill(self) -> None:
         """Propose what may be proposed, submit what there is room for."""

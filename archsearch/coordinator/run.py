@@ -6,8 +6,6 @@ wrong on the way, the lease is given back and a local Ray is stopped.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Self
 
 from archsearch.cluster import RUN_TRIAL, Cluster
 from archsearch.coordinator.desk import Desk
@@ -24,7 +22,7 @@ from archsearch.propose.corners import largest
 from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposer, resolve_sampler
 from archsearch.records import TrialState
-from archsearch.snapshot import Observer, Publisher, RunOptions, StudyOutcome
+from archsearch.snapshot import Observer, Publisher, StudyOutcome
 from archsearch.spec import StudySpec
 from archsearch.store import Store
 from archsearch.store.claim import claim
@@ -44,9 +42,9 @@ _MESSAGES = {
 def run_study(
     spec: StudySpec,
     plugins: tuple[PluginFile, ...],
-    options: RunOptions,
     observer: Observer,
     publisher: Publisher | None = None,
+    address: str | None = None,
     trial_function: str = RUN_TRIAL,
 ) -> StudyOutcome:
     """Run a study until its budget is spent, or go on with it.
@@ -54,6 +52,7 @@ def run_study(
     Args:
         plugins: the study's one-off mixer files; already registered in this process.
         publisher: shows finished trials elsewhere; None if nobody does.
+        address: of a Ray cluster, such as `auto`; None starts Ray on this machine.
         trial_function: `module:function` that workers run.
 
     Raises:
@@ -72,11 +71,11 @@ def run_study(
         proposer = Proposer(spec, study.sampler)
         desk = Desk(spec, ledger, mirror, proposer, read_book(spec, records, proposer))
         repaired = _left_by(ledger) + repair(desk, records)
-        run = _Run(desk, plugins, _Budget.of(spec, options), heartbeat, observer, publisher)
+        run = _Run(desk, plugins, heartbeat, observer, publisher)
         run.showing.reference = dict(study.reference)
         stack.enter_context(_published(publisher))
         interrupts = stack.enter_context(Interrupts())
-        reason = run.drive(interrupts, options.address, trial_function, study.device_model)
+        reason = run.drive(interrupts, address, trial_function, study.device_model)
         interrupts.wanted = True  # from here on, one more Ctrl-C ends the process
         return run.finish(reason, tuple(repaired))
 
@@ -114,19 +113,6 @@ def _left_by(ledger: Ledger) -> list[str]:
     return [f"the study was held by {ledger.taken_from}, which is gone"]
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """What all runs of the study together may use."""
-
-    trials: int
-    time_s: float | None
-
-    @classmethod
-    def of(cls, spec: StudySpec, options: RunOptions) -> Self:
-        trials = options.trials if options.trials is not None else spec.search.trials
-        return cls(trials, options.time_s if options.time_s is not None else spec.search.time_s)
-
-
 class _Run:
     """One run of a study that is held."""
 
@@ -134,20 +120,17 @@ class _Run:
         self,
         desk: Desk,
         plugins: tuple[PluginFile, ...],
-        budget: _Budget,
         heartbeat: Heartbeat,
         observer: Observer,
         publisher: Publisher | None,
     ) -> None:
         self._desk = desk
         self._plugins = plugins
-        self._budget = budget
+        self._search = desk.spec.search
         self._heartbeat = heartbeat
         self._publisher = publisher
         self._loop: Loop | None = None
-        self.showing = Showing(
-            desk.spec, desk.book, heartbeat, observer, budget.trials, budget.time_s
-        )
+        self.showing = Showing(desk.spec, desk.book, heartbeat, observer)
 
     def drive(
         self,
@@ -168,7 +151,6 @@ class _Run:
                 cluster,
                 nexts,
                 self._plugins,
-                self._budget.trials,
                 device_model,
                 self._changed,
             )
@@ -185,7 +167,7 @@ class _Run:
             self._publisher.stop(PUBLISH_INTERRUPTED_S if interrupted else PUBLISH_S)
         self._heartbeat.stop()
         ledger.release(reason, self._heartbeat.seconds_run)
-        message = f"study '{study}': {_MESSAGES[reason].format(trials=self._budget.trials)}"
+        message = f"study '{study}': {_MESSAGES[reason].format(trials=self._search.trials)}"
         last = self.showing.show(None, message)
         return StudyOutcome(study, reason, message, last, repaired)
 
@@ -193,10 +175,10 @@ class _Run:
     def _has_work(self) -> bool:
         book = self._desk.book
         waits = any(entry.state is TrialState.PENDING for entry in book.entries)
-        return waits or book.work < self._budget.trials
+        return waits or book.work < self._search.trials
 
     def _turn(self, loop: Loop, interrupts: Interrupts) -> str:
-        time_s = self._budget.time_s
+        time_s = self._search.time_s
         while True:
             self._heartbeat.check()
             if interrupts.wanted:

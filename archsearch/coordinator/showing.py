@@ -17,21 +17,13 @@ class Showing:
     """Hands snapshots to an observer; front and hypervolume are computed only when they change."""
 
     def __init__(
-        self,
-        spec: StudySpec,
-        book: Book,
-        heartbeat: Heartbeat,
-        observer: Observer,
-        trials: int,
-        time_s: float | None,
+        self, spec: StudySpec, book: Book, heartbeat: Heartbeat, observer: Observer
     ) -> None:
         self.reference: dict[str, float] = {}
         self._spec = spec
         self._book = book
         self._heartbeat = heartbeat
         self._observer = observer
-        self._trials = trials
-        self._time_s = time_s
         self._evaluated_before = book.evaluated
         self._shown = 0.0
         self._front: tuple[int, int, float] = (-1, 0, 0.0)
@@ -59,7 +51,7 @@ class Showing:
         )
         return Snapshot(
             study=self._spec.study,
-            trials=self._trials,
+            trials=self._spec.search.trials,
             evaluated=book.evaluated,
             complete=len(complete),
             from_cache=sum(entry.from_cache for entry in complete),
@@ -97,10 +89,10 @@ class Showing:
     def _seconds_left(self) -> float | None:
         """From the pace of this run, and what is left of its time."""
         done = self._book.evaluated - self._evaluated_before
-        left = self._trials - self._book.evaluated
+        left = self._spec.search.trials - self._book.evaluated
         guesses = []
         if done > 0:
             guesses.append(max(0.0, left * self._heartbeat.seconds / done))
-        if self._time_s is not None:
-            guesses.append(max(0.0, self._time_s - self._heartbeat.seconds_run))
+        if self._spec.search.time_s is not None:
+            guesses.append(max(0.0, self._spec.search.time_s - self._heartbeat.seconds_run))
         return min(guesses, default=None)

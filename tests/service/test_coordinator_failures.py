@@ -119,8 +119,7 @@ def test_weights_that_cannot_be_written_end_the_run(tmp_path: Path) -> None:
 
 def test_a_worker_that_cannot_import_the_trial_ends_the_run(tmp_path: Path) -> None:
     from archsearch.coordinator import run_study
-    from archsearch.snapshot import RunOptions
 
     spec = stub_study(tmp_path)
     with pytest.raises(ServiceError, match="needs the same archsearch"):
-        run_study(spec, (), RunOptions(), Watcher(), trial_function="no_such_module:run")
+        run_study(spec, (), Watcher(), trial_function="no_such_module:run")
