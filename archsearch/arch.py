@@ -8,7 +8,6 @@ result, so equal architectures are never trained twice. Knows nothing of tasks o
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -60,11 +59,11 @@ class ArchSpec(BaseModel):
     layers: tuple[LayerSpec, ...]
     channel_mixer: ChannelSpec = ChannelSpec()
 
-    @cached_property
+    @property
     def canonical_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
-    @cached_property
+    @property
     def arch_hash(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON."""
         return hashlib.sha256(self.canonical_json.encode()).hexdigest()[:16]

@@ -12,10 +12,15 @@ from archsearch.channel import inner_width
 from archsearch.errors import InfeasibleError
 from archsearch.mixer import state_bytes as mixer_state_bytes
 from archsearch.model import LanguageModel
-from archsearch.spec import MEASURED_AFTER_TRAINING, Limit, Metric, Objective, StudySpec
+from archsearch.spec import (
+    KNOWN_BEFORE_TRAINING,
+    MEASURED_AFTER_TRAINING,
+    PLACED,
+    Metric,
+    StudySpec,
+)
 
 _UNITS = {"state_bytes": "bytes", "parameters": "parameters", "flops_per_token": "FLOPs per token"}
-_OF_CONTEXT = ("state_bytes", "flops_per_token")
 
 
 def compute_dtype(precision: str) -> torch.dtype:
@@ -57,22 +62,14 @@ def known_metric(arch: ArchSpec, spec: StudySpec, metric: Metric, context: int) 
 
 
 def known_metrics(arch: ArchSpec, spec: StudySpec) -> dict[str, float]:
-    """Every metric that the architecture alone decides.
-
-    At the context of the objective, else of the limit, else at the task's longest sequence.
+    """Every metric that the architecture alone decides, at the study's place for it.
 
     Raises:
         PluginError, InfeasibleError: from the mixers of the architecture.
     """
-    axes: tuple[Objective | Limit, ...] = (*spec.objectives, *spec.limits)
-    asked: dict[str, int] = {}
-    for axis in axes:
-        if axis.context is not None:
-            asked.setdefault(axis.metric, axis.context)
-    metrics: tuple[Metric, ...] = ("state_bytes", "parameters", "flops_per_token")
     return {
-        metric: float(known_metric(arch, spec, metric, asked.get(metric, spec.task.longest)))
-        for metric in metrics
+        metric: float(known_metric(arch, spec, metric, spec.place(metric)[1]))
+        for metric in KNOWN_BEFORE_TRAINING
     }
 
 
@@ -89,10 +86,10 @@ def violations(arch: ArchSpec, spec: StudySpec) -> tuple[str, ...]:
     for limit in spec.limits:
         if limit.metric in MEASURED_AFTER_TRAINING:
             continue
-        context = limit.context or spec.task.longest
+        _, context = spec.place_of(limit)
         value = known_metric(arch, spec, limit.metric, context)
         if value > limit.maximum:
-            where = f" at context {context}" if limit.metric in _OF_CONTEXT else ""
+            where = f" at context {context}" if PLACED[limit.metric] else ""
             found.append(
                 f"{limit.metric}{where} is {value:,} {_UNITS[limit.metric]}; "
                 f"the limit is {limit.maximum:,.0f}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archsearch.arch import ArchSpec, LayerSpec
-from archsearch.spec import Limit, Objective, StudySpec
+from archsearch.spec import PLACED, StudySpec
 from archsearch.units import format_bytes, format_count, format_duration
 
 Kind = Literal["fraction", "bytes", "ms", "count", "seconds", "number"]
@@ -37,9 +37,6 @@ QUANTITIES: Mapping[str, Quantity] = {
     "train_seconds": Quantity("training time", "seconds"),
     "hypervolume": Quantity("hypervolume", "fraction", more_is_better=True),
 }
-
-_PER_CONTEXT = ("state_bytes", "flops_per_token")
-_PER_BATCH = ("decode_ms", "prefill_ms", "peak_memory_bytes")
 
 
 def quantity(metric: str) -> Quantity:
@@ -73,14 +70,9 @@ def _digits(value: float) -> str:
 
 def place(spec: StudySpec, metric: str) -> str:
     """Say where a study measures a metric, such as `context 64, batch 8`; empty if nowhere."""
-    axes: tuple[Objective | Limit, ...] = (*spec.objectives, *spec.limits)
-    first = next((axis for axis in axes if axis.metric == metric), None)
-    context = (first.context if first is not None else None) or spec.task.longest
-    if metric in _PER_CONTEXT:
-        return f"context {context}"
-    if metric in _PER_BATCH:
-        return f"context {context}, batch {(first.batch if first is not None else None) or 1}"
-    return ""
+    batch, context = spec.place(metric)
+    said = {"context": f"context {context}", "batch": f"batch {batch}"}
+    return ", ".join(said[name] for name in PLACED.get(metric, ()))
 
 
 USUAL = ("state_bytes", "decode_ms", "parameters")

@@ -1,7 +1,7 @@
 """What a study measures: where latencies are taken, and how results become metrics and limits.
 
-A metric is recorded once per trial, at the context and batch of the first objective (else limit)
-that names it; what is left open is the task's longest sequence and batch 1. Knows no service.
+A metric is recorded once per trial, at the study's first place for it; limits are judged each at
+its own. Knows no service.
 """
 
 from collections.abc import Iterable
@@ -10,27 +10,10 @@ from archsearch.arch import ArchSpec
 from archsearch.cost import known_metric
 from archsearch.errors import InfeasibleError
 from archsearch.messages import Evaluation, LatencyPoint, Profile, ProfileSpec
-from archsearch.spec import MEASURED_AFTER_TRAINING, Limit, Objective, StudySpec
+from archsearch.spec import MEASURED_AFTER_TRAINING, PLACED, Limit, Place, StudySpec
 
 RULES = "mixer_rules"
 """Constraint for what mixers themselves exclude; beside the study's limits, always set."""
-
-Axis = Objective | Limit
-Place = tuple[int, int]
-"""(batch, context)"""
-
-
-def _axes(spec: StudySpec) -> tuple[Axis, ...]:
-    return (*spec.objectives, *spec.limits)
-
-
-def _place(spec: StudySpec, axis: Axis) -> Place:
-    return axis.batch or 1, axis.context or spec.task.longest
-
-
-def _first_place(spec: StudySpec, metric: str) -> Place:
-    places = [_place(spec, axis) for axis in _axes(spec) if axis.metric == metric]
-    return places[0] if places else (1, spec.task.longest)
 
 
 def profile_spec(spec: StudySpec, exclusive: bool) -> ProfileSpec:
@@ -39,16 +22,16 @@ def profile_spec(spec: StudySpec, exclusive: bool) -> ProfileSpec:
     Args:
         exclusive: True if nothing else runs on the device while a trial is profiled.
     """
-    prefill = [_first_place(spec, "prefill_ms")]
-    decode = [_first_place(spec, "decode_ms"), _first_place(spec, "peak_memory_bytes")]
-    decode.append((1, _first_place(spec, "state_bytes")[1]))
-    for axis in _axes(spec):
+    prefill = [spec.place("prefill_ms")]
+    decode = [spec.place("decode_ms"), spec.place("peak_memory_bytes")]
+    decode.append((1, spec.place("state_bytes")[1]))
+    for axis in spec.axes:
         if axis.metric == "prefill_ms":
-            prefill.append(_place(spec, axis))
+            prefill.append(spec.place_of(axis))
         elif axis.metric in ("decode_ms", "peak_memory_bytes"):
-            decode.append(_place(spec, axis))
+            decode.append(spec.place_of(axis))
         elif axis.metric == "state_bytes":
-            decode.append((1, _place(spec, axis)[1]))
+            decode.append((1, spec.place_of(axis)[1]))
     return ProfileSpec(
         prefill=tuple(dict.fromkeys(prefill)),
         decode=tuple(dict.fromkeys(decode)),
@@ -59,7 +42,7 @@ def profile_spec(spec: StudySpec, exclusive: bool) -> ProfileSpec:
 def measured_metrics(spec: StudySpec, evaluation: Evaluation, profile: Profile) -> dict[str, float]:
     """Metrics that cost a trial: recall, latencies, peak memory; milliseconds and bytes."""
     return {
-        metric: _measured(metric, _first_place(spec, metric), evaluation, profile)
+        metric: _measured(metric, spec.place(metric), evaluation, profile)
         for metric in sorted(MEASURED_AFTER_TRAINING)
     }
 
@@ -87,10 +70,10 @@ def measured_violations(
     for limit in spec.limits:
         if limit.metric not in MEASURED_AFTER_TRAINING:
             continue
-        place = _place(spec, limit)
+        place = spec.place_of(limit)
         value = _measured(limit.metric, place, evaluation, profile)
         if value > limit.maximum:
-            where = f" at batch {place[0]}, context {place[1]}" if limit.metric != "recall" else ""
+            where = f" at batch {place[0]}, context {place[1]}" if PLACED[limit.metric] else ""
             found.append(f"{limit.metric}{where} is {value:g}; the limit is {limit.maximum:g}")
     return tuple(found)
 
@@ -122,7 +105,7 @@ def _name(index: int, limit: Limit) -> str:
 def _limited(
     spec: StudySpec, arch: ArchSpec, limit: Limit, results: tuple[Evaluation, Profile] | None
 ) -> float | None:
-    batch, context = _place(spec, limit)
+    batch, context = spec.place_of(limit)
     if limit.metric not in MEASURED_AFTER_TRAINING:
         return known_metric(arch, spec, limit.metric, context)
     return _measured(limit.metric, (batch, context), *results) if results is not None else None

@@ -98,7 +98,7 @@ class MemberResult(_Message):
     selection_recall: float
     report_recall: float
     report_by_segment: dict[str, float]
-    """Key `L{length}K{pairs}`, such as `L256K64`."""
+    """By name of segment, such as `L256K64`."""
 
 
 class Rung(_Message):

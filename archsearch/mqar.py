@@ -33,21 +33,16 @@ class Examples:
     """One segment of a split, resident on a device.
 
     Attributes:
+        name: of the segment; its key in results.
         tokens: int32 [N, L].
         at: int32 [N, K], positions of the queries, in the order of the pairs.
         labels: int32 [N, K], values of the queried keys.
     """
 
-    length: int
-    pairs: int
+    name: str
     tokens: Tensor
     at: Tensor
     labels: Tensor
-
-    @property
-    def name(self) -> str:
-        """Key of a segment in results, such as `L256K64`."""
-        return f"L{self.length}K{self.pairs}"
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -118,7 +113,7 @@ def _segment(
         tokens_RL.scatter_(1, at_RK, keys_RK)
         chunks.append((tokens_RL, at_RK, values_RK))
     tokens, at, labels = (torch.cat(part).int().to(device) for part in zip(*chunks, strict=True))
-    return Examples(segment.length, segment.pairs, tokens, at, labels)
+    return Examples(segment.name, tokens, at, labels)
 
 
 class _Deck:

@@ -7,12 +7,11 @@ from archsearch.compose import count
 from archsearch.display import axis_title, quantity, written
 from archsearch.gate import gate
 from archsearch.propose.corners import sample
-from archsearch.spec import Slot, StudySpec
+from archsearch.spec import KNOWN_BEFORE_TRAINING, Slot, StudySpec
 from archsearch.units import format_bytes, format_duration
 
 LOOKED_AT = 100
 """Architectures, evenly spaced by state, whose costs are worked out."""
-_KNOWN = ("state_bytes", "parameters", "flops_per_token")
 
 
 def preview_values(spec: StudySpec) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def preview_values(spec: StudySpec) -> dict[str, Any]:
         },
         "costs": {
             name: [min(values), max(values)]
-            for name in _KNOWN
+            for name in KNOWN_BEFORE_TRAINING
             if (values := [row[name] for row in allowed])
         },
         "training": {

@@ -7,8 +7,8 @@ workers and the database hold its JSON. Knows nothing of YAML, line numbers or O
 
 import hashlib
 import json
-from functools import cached_property
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,14 +18,9 @@ from archsearch.space import Value
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @cached_property
+    @property
     def canonical_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-
-    @cached_property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of the canonical JSON."""
-        return hashlib.sha256(self.canonical_json.encode()).hexdigest()[:16]
 
 
 class Option(_Frozen):
@@ -66,6 +61,11 @@ class Segment(_Frozen):
     length: int
     pairs: int
     examples: int
+
+    @property
+    def name(self) -> str:
+        """Key of a segment in results, such as `L256K64`."""
+        return f"L{self.length}K{self.pairs}"
 
 
 class MqarSpec(_Frozen):
@@ -120,10 +120,22 @@ Metric = Literal[
     "peak_memory_bytes",
 ]
 
-MEASURED_AFTER_TRAINING: frozenset[str] = frozenset(
-    {"recall", "decode_ms", "prefill_ms", "peak_memory_bytes"}
-)
-"""Metrics that cost a trial; the others are known from the architecture alone."""
+PLACED: Mapping[str, tuple[Literal["context", "batch"], ...]] = {
+    "recall": (),
+    "state_bytes": ("context",),
+    "decode_ms": ("context", "batch"),
+    "prefill_ms": ("context", "batch"),
+    "parameters": (),
+    "flops_per_token": ("context",),
+    "peak_memory_bytes": ("context", "batch"),
+}
+"""Every metric, and what says where it is measured."""
+
+KNOWN_BEFORE_TRAINING: tuple[Metric, ...] = ("state_bytes", "parameters", "flops_per_token")
+"""Metrics that the architecture alone decides."""
+
+MEASURED_AFTER_TRAINING = frozenset(PLACED) - frozenset(KNOWN_BEFORE_TRAINING)
+"""Metrics that cost a trial."""
 
 
 class Objective(_Frozen):
@@ -174,6 +186,13 @@ class TrackingSpec(_Frozen):
     weights: str = "archsearch-weights"
 
 
+Place = tuple[int, int]
+"""(batch, context)"""
+
+_FIXED = ("seed", "model", "task", "train", "objectives", "limits")
+_FIXED_OF_SEARCH = ("sampler", "warm_start")
+
+
 class StudySpec(_Frozen):
     """A whole study."""
 
@@ -189,14 +208,34 @@ class StudySpec(_Frozen):
     resources: ResourcesSpec = ResourcesSpec()
     tracking: TrackingSpec = TrackingSpec()
 
-    @cached_property
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What may not change when a study goes on, as plain values by name.
+
+        Budgets, resources and the places of results may.
+        """
+        plain = self.model_dump(mode="json")
+        parts = {name: plain[name] for name in _FIXED}
+        return parts | {f"search.{name}": plain["search"][name] for name in _FIXED_OF_SEARCH}
+
+    @property
     def identity(self) -> str:
-        """Hash of what may not change when a study goes on: space, task, training, objectives,
-        limits, seed and sampler. Budgets, resources and places may."""
-        fixed = self.model_dump(
-            mode="json",
-            include={"seed", "model", "task", "train", "objectives", "limits"},
-        )
-        fixed["sampler"] = self.search.sampler
-        fixed["warm_start"] = list(self.search.warm_start)
-        return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
+        """Hash of what is fixed."""
+        return hashlib.sha256(json.dumps(self.fixed, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def axes(self) -> tuple[Objective | Limit, ...]:
+        """The objectives, then the limits."""
+        return (*self.objectives, *self.limits)
+
+    def place_of(self, axis: Objective | Limit) -> Place:
+        """Where an objective or a limit is measured."""
+        return axis.batch or 1, axis.context or self.task.longest
+
+    def place(self, metric: str) -> Place:
+        """Where a metric is recorded: where the first objective, else limit, of it says.
+
+        Batch 1 and the task's longest sequence if there is none.
+        """
+        axis = next((axis for axis in self.axes if axis.metric == metric), None)
+        return self.place_of(axis) if axis is not None else (1, self.task.longest)

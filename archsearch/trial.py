@@ -186,8 +186,7 @@ def _by(task: MqarSpec, members: Sequence[MemberResult], field: str) -> dict[int
     """Mean report recall of the members over the segments with one value of a field."""
     found: dict[int, list[float]] = {}
     for segment in task.test:
-        name = f"L{segment.length}K{segment.pairs}"
-        recalls = [member.report_by_segment[name] for member in members]
+        recalls = [member.report_by_segment[segment.name] for member in members]
         found.setdefault(getattr(segment, field), []).extend(recalls)
     return {value: _mean(recalls) for value, recalls in sorted(found.items())}
 

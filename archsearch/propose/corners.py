@@ -96,7 +96,7 @@ def warm_start(spec: StudySpec) -> list[Assignment]:
 def largest(spec: StudySpec) -> dict[str, float]:
     """Largest value in the space of every objective that the architecture alone decides."""
     wanted = {
-        objective.metric: objective.context or spec.task.longest
+        objective.metric: spec.place_of(objective)[1]
         for objective in spec.objectives
         if objective.metric not in MEASURED_AFTER_TRAINING
     }

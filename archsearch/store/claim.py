@@ -21,8 +21,6 @@ from archsearch.store.ledger import LEASE_S, Ledger
 from archsearch.store.reading import Store
 from archsearch.store.tables import studies
 
-FIXED_PARTS = ("seed", "model", "task", "train", "objectives", "limits")
-
 
 def claim(
     store: Store, spec: StudySpec, plugins: tuple[PluginFile, ...], sampler: Mapping[str, Any]
@@ -96,10 +94,8 @@ def _check_free(row: sa.RowMapping, now: datetime) -> None:
 
 def _check_same_study(row: sa.RowMapping, spec: StudySpec, plugins: tuple[PluginFile, ...]) -> None:
     stored = StudySpec.model_validate(row["spec"])
-    differing = [part for part in FIXED_PARTS if getattr(stored, part) != getattr(spec, part)]
-    for part in ("sampler", "warm_start"):
-        if getattr(stored.search, part) != getattr(spec.search, part):
-            differing.append(f"search.{part}")
+    before, now = stored.fixed, spec.fixed
+    differing = [part for part in now if before[part] != now[part]]
     sources = {plugin["name"]: plugin["source"] for plugin in row["plugins"]}
     if sources != {plugin.name: plugin.source for plugin in plugins}:
         differing.append("plugins")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from archsearch.errors import nearest
-from archsearch.spec import Limit, Metric, Objective
+from archsearch.pareto import MAX_OBJECTIVES
+from archsearch.spec import PLACED, Limit, Metric, Objective
 from archsearch.study_file.grammar import (
     Cursor,
     Key,
@@ -23,8 +24,6 @@ from archsearch.study_file.grammar import (
     whole,
 )
 
-MAX_OBJECTIVES = 4
-
 _COUNT: Kind[Any] = whole(0)
 _BYTES: Kind[Any] = byte_count(0)
 _MILLISECONDS: Kind[Any] = number("a number of milliseconds, such as 5", minimum=0)
@@ -37,28 +36,28 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class Rule:
-    """What a metric allows. `places`: which of context and batch say where it is measured."""
+    """What a study may say of a metric."""
 
+    metric: Metric
     doc: str
     quantity: Kind[Any]
-    places: tuple[str, ...] = ()
     best: Literal["minimize", "maximize"] = "minimize"
 
     @property
     def place_keys(self) -> tuple[Key, ...]:
-        return tuple(key for key in _PLACES if key.name in self.places)
+        return tuple(key for key in _PLACES if key.name in PLACED[self.metric])
 
 
-_BOTH = ("context", "batch")
-RULES: Mapping[Metric, Rule] = {
-    "recall": Rule("Recall on the report split, 0 to 1.", _FRACTION, best="maximize"),
-    "state_bytes": Rule("Bytes that decoding one sequence keeps.", _BYTES, ("context",)),
-    "decode_ms": Rule("Time of one decoding step.", _MILLISECONDS, _BOTH),
-    "prefill_ms": Rule("Time to read a whole context.", _MILLISECONDS, _BOTH),
-    "parameters": Rule("Trained parameters, the tied embedding once.", _COUNT),
-    "flops_per_token": Rule("Forward FLOPs, multiply-add = 2.", _COUNT, ("context",)),
-    "peak_memory_bytes": Rule("Largest memory while decoding.", _BYTES, _BOTH),
-}
+_RULES = (
+    Rule("recall", "Recall on the report split, 0 to 1.", _FRACTION, best="maximize"),
+    Rule("state_bytes", "Bytes that decoding one sequence keeps.", _BYTES),
+    Rule("decode_ms", "Time of one decoding step.", _MILLISECONDS),
+    Rule("prefill_ms", "Time to read a whole context.", _MILLISECONDS),
+    Rule("parameters", "Trained parameters, the tied embedding once.", _COUNT),
+    Rule("flops_per_token", "Forward FLOPs, multiply-add = 2.", _COUNT),
+    Rule("peak_memory_bytes", "Largest memory while decoding.", _BYTES),
+)
+RULES: Mapping[Metric, Rule] = {rule.metric: rule for rule in _RULES}
 """Every metric; `recall` alone is worth more when larger."""
 
 DEFAULT_OBJECTIVES = (
@@ -184,20 +183,20 @@ def placed(
     objectives: tuple[Objective, ...], limits: tuple[Limit, ...], longest: int
 ) -> tuple[tuple[Objective, ...], tuple[Limit, ...]]:
     """Fill in where each is measured: at `longest` and batch 1, a limit where its objective is."""
-    filled = tuple(_place(objective, RULES[objective.metric], longest) for objective in objectives)
+    filled = tuple(_place(objective, longest) for objective in objectives)
     by_metric = {objective.metric: objective for objective in filled}
     bounded = []
     for limit in limits:
         objective = by_metric.get(limit.metric)
         context = objective.context if objective and objective.context else longest
         batch = objective.batch if objective and objective.batch else 1
-        bounded.append(_place(limit, RULES[limit.metric], context, batch))
+        bounded.append(_place(limit, context, batch))
     return filled, tuple(bounded)
 
 
 _Axis = TypeVar("_Axis", Objective, Limit)
 
 
-def _place(axis: _Axis, rule: Rule, context: int, batch: int = 1) -> _Axis:
+def _place(axis: _Axis, context: int, batch: int = 1) -> _Axis:
     places = {"context": axis.context or context, "batch": axis.batch or batch}
-    return axis.model_copy(update={name: places[name] for name in rule.places})
+    return axis.model_copy(update={name: places[name] for name in PLACED[axis.metric]})
