@@ -10,7 +10,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-EXIT_INTERRUPTED = 130
+from archsearch.errors import EXIT_INTERRUPTED
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -177,9 +177,7 @@ class Loop:
         if isinstance(event, Started):
             flight.started = event
             ledger.note_started(answer.token, event)
-            if self._device_model is None:
-                self._device_model = event.device_model
-                ledger.set_device_model(event.device_model)
+            self._note_device(event)
         elif isinstance(event, Rung):
             flight.rung = event
             ledger.add_rung(answer.token, event)
@@ -193,6 +191,17 @@ class Loop:
         else:
             self._profiled(flight, answer.token, event)
         self._changed("")
+
+    def _note_device(self, event: Started) -> None:
+        """Latencies compare on one device model only; the first one is the study's."""
+        if self._device_model is None:
+            self._device_model = event.device_model
+            self.desk.ledger.set_device_model(event.device_model)
+        elif self._device_model != event.device_model:
+            self._changed(
+                f"{event.node} has another device ({event.device_model}) than this study's "
+                f"latencies so far ({self._device_model}); name one with `resources.device`"
+            )
 
     def _profiled(self, flight: Flight, token: str, event: Profiled) -> None:
         del self.flights[token]

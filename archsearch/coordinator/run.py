@@ -73,6 +73,8 @@ def run_study(
         repaired = _left_by(ledger) + repair(desk, records)
         run = _Run(desk, plugins, heartbeat, observer, publisher)
         run.showing.reference = dict(study.reference)
+        if repaired:
+            run.showing.show(None, "; ".join(repaired))
         stack.enter_context(_published(publisher))
         interrupts = stack.enter_context(Interrupts())
         reason = run.drive(interrupts, address, trial_function, study.device_model)
@@ -86,11 +88,12 @@ def _held(ledger: Ledger, heartbeat: Heartbeat) -> Iterator[None]:
     heartbeat.start()
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         heartbeat.stop()
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         # The failure that is on its way up says more than that the lease could not be given back.
         with contextlib.suppress(ArchsearchError):
-            ledger.release("error", heartbeat.seconds_run)
+            ledger.release(reason, heartbeat.seconds_run)
         raise
 
 
@@ -155,6 +158,9 @@ class _Run:
                 self._changed,
             )
             self._loop = loop
+            if resources.parallel is not None and cluster.slots < resources.parallel:
+                said = f"{resources.parallel} trials at once do not fit here; {cluster.slots} do"
+                self.showing.show(loop, said)
             return self._turn(loop, interrupts)
 
     def finish(self, reason: str, repaired: tuple[str, ...]) -> StudyOutcome:

@@ -26,6 +26,7 @@ class Showing:
         self._observer = observer
         self._evaluated_before = book.evaluated
         self._shown = 0.0
+        self._pace_from: float | None = None
         self._front: tuple[int, int, float] = (-1, 0, 0.0)
 
     def show(self, loop: Loop | None, note: str = "") -> Snapshot:
@@ -33,6 +34,8 @@ class Showing:
         flights = loop.flights.values() if loop is not None else ()
         running = tuple(flight.show() for flight in flights if flight.up is not None)
         self._shown = self._heartbeat.seconds
+        if running and self._pace_from is None:
+            self._pace_from = self._shown
         snapshot = self._snapshot(running, loop.cluster.slots if loop is not None else 0, note)
         self._observer.on_event(snapshot)
         return snapshot
@@ -87,12 +90,13 @@ class Showing:
         return tuple(found)
 
     def _seconds_left(self) -> float | None:
-        """From the pace of this run, and what is left of its time."""
+        """From the pace of this run since its first trial began, and what is left of its time."""
         done = self._book.evaluated - self._evaluated_before
         left = self._spec.search.trials - self._book.evaluated
         guesses = []
         if done > 0:
-            guesses.append(max(0.0, left * self._heartbeat.seconds / done))
+            taken = self._heartbeat.seconds - (self._pace_from or 0.0)
+            guesses.append(max(0.0, left * taken / done))
         if self._spec.search.time_s is not None:
             guesses.append(max(0.0, self._spec.search.time_s - self._heartbeat.seconds_run))
         return min(guesses, default=None)

@@ -20,6 +20,7 @@ TESTS = Path(__file__).parent.parent
 def ray_here() -> Iterator[None]:
     """A local Ray that `run_study` finds running in this process and leaves running."""
     os.environ["PYTHONPATH"] = str(TESTS)  # workers import the pretended trials from here
+    os.environ["RAY_OVERRIDE_RESOURCES"] = '{"GPU": 2}'  # pretended too: Ray only counts them
     cluster = Cluster(ResourcesSpec(), None)
     yield
     cluster.close()

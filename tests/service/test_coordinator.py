@@ -126,7 +126,7 @@ def test_a_space_that_is_used_up_ends_the_study(tmp_path: Path) -> None:
     spec = one_slot(spec, window=(4, 8, 16, 32), heads=(1, 2))
     outcome = run(spec, trials=50)
     assert outcome.stop_reason == "space exhausted"
-    assert starts(tmp_path) == dict.fromkeys((arch.arch_hash for arch in walk(spec.model)), 1)
+    assert starts(tmp_path) == dict.fromkeys((one.arch.arch_hash for one in walk(spec.model)), 1)
     is_copy = [trial.state is TrialState.DUPLICATE for trial in stored(spec)]
     longest = max(len(list(run_)) for copy, run_ in itertools.groupby(is_copy) if copy)
     assert longest <= STUCK_SMALL, "what is left is looked up, not waited for"
@@ -137,7 +137,7 @@ def test_infeasible_architectures_cost_nothing_and_are_told(tmp_path: Path) -> N
     spec = one_slot(stub_study(tmp_path), window=(4, 8, 16, 32), heads=(1, 2))
     limited = spec.model_copy(update={"limits": (Limit(metric="state_bytes", maximum=3000),)})
     outcome = run(limited, trials=50)
-    small = {arch.arch_hash for arch in walk(spec.model) if gate(arch, limited).is_open}
+    small = {one.arch.arch_hash for one in walk(spec.model) if gate(one.arch, limited).is_open}
     assert outcome.stop_reason == "space exhausted"
     assert set(starts(tmp_path)) == small
     assert 0 < len(small) < 8
@@ -171,7 +171,7 @@ def test_warm_start_comes_first(tmp_path: Path) -> None:
     names = ("smallest", "largest")
     spec = changed(stub_study(tmp_path), "search", warm_start=names, sampler="random")
     run(spec, trials=4)
-    sizes = sorted(gate(arch, spec).metrics["state_bytes"] for arch in walk(spec.model))
+    sizes = sorted(gate(one.arch, spec).metrics["state_bytes"] for one in walk(spec.model))
     first, second = (trial.metrics["state_bytes"] for trial in stored(spec)[:2])
     assert (first, second) == (sizes[0], sizes[-1])
 
@@ -197,6 +197,30 @@ def test_a_changed_study_is_refused(tmp_path: Path) -> None:
         run(changed(spec, "train", epochs=5).model_copy(update={"seed": 1}))
     with pytest.raises(StudyRefusedError, match="these parts differ: plugins\\."):
         run(spec, plugins=(PluginFile(name="mine", source="1"),))
+
+
+def test_a_trial_on_a_gpu_has_a_process_of_its_own(tmp_path: Path) -> None:
+    """So that the device's memory is really given back; and so that it is measured alone."""
+    spec = changed(stub_study(tmp_path), "resources", gpus=1.0, parallel=1)
+    run(spec, trials=2)
+    trials = [trial for trial in stored(spec) if trial.state is TrialState.COMPLETE]
+    assert len({trial.attempts[0].pid for trial in trials}) == 2
+    assert all(trial.profile is not None and trial.profile.exclusive for trial in trials)
+
+
+def test_more_at_once_than_fit_is_said(tmp_path: Path) -> None:
+    watcher = Watcher()
+    run(changed(stub_study(tmp_path), "resources", parallel=64), trials=1, watcher=watcher)
+    assert any("64 trials at once do not fit here" in one.note for one in watcher.snapshots)
+
+
+def test_latencies_of_another_device_are_said_to_be_such(tmp_path: Path) -> None:
+    spec, watcher = stub_study(tmp_path), Watcher()
+    run(spec, trials=1)
+    with Store(spec.tracking.storage) as store, store.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE archsearch_studies SET device_model = 'older device'")
+    run(spec, trials=2, watcher=watcher)
+    assert any("than this study's latencies so far (older" in one.note for one in watcher.snapshots)
 
 
 def test_a_request_that_never_fits_is_refused_with_the_nearest_fit(tmp_path: Path) -> None:
