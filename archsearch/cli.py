@@ -13,9 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from archsearch import __version__
-from archsearch.errors import ArchsearchError, ServiceError, UsageError
+from archsearch.errors import EXIT_INTERRUPTED, ArchsearchError, ServiceError, UsageError
 
-INTERRUPTED = 130
 EPILOG = (
     "Exit codes: 0 done; 1 a bug; 2 the input is wrong; 3 the study is held by another "
     "coordinator or is stored with another search space; 4 a service cannot be reached or cannot "
@@ -33,7 +32,7 @@ class _Group(TyperGroup):
             typer.echo(f"archsearch: {error}", err=True)
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as error:
-            raise typer.Exit(INTERRUPTED) from error
+            raise typer.Exit(EXIT_INTERRUPTED) from error
 
 
 app = typer.Typer(

@@ -10,6 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+EXIT_NOTHING_COMPLETE = 5
+"""A study that ended without a complete trial."""
+EXIT_INTERRUPTED = 130
+"""Stopped by Ctrl-C. Every other exit code belongs to a class of errors below."""
+
 
 class FailureClass(StrEnum):
     """Why a trial has no result. The coordinator decides on a retry by this class alone."""

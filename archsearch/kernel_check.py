@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from archsearch_kernels import Call, Family, Sizes, families, family
+from archsearch_kernels import REFERENCE, Call, Family, Sizes, families, family
 from torch import Tensor
 
 from archsearch.errors import KernelRefusedError
-
-REFERENCE = "reference"
 
 TOKENS = (1, 33, 65)
 """One token, and one more than 32 and 64, so that a backend's last block is not full."""

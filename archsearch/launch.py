@@ -5,6 +5,7 @@ import sys
 from typing import TextIO
 
 from archsearch.coordinator import run_study
+from archsearch.errors import EXIT_INTERRUPTED, EXIT_NOTHING_COMPLETE
 from archsearch.progress import make_progress
 from archsearch.snapshot import StudyOutcome
 from archsearch.spec import StudySpec
@@ -12,8 +13,6 @@ from archsearch.store import Store
 from archsearch.study_file import plugin_files
 from archsearch.tables import front_text, front_values, losses_text
 from archsearch.tracking import Publisher
-
-DONE, NOTHING_COMPLETE, INTERRUPTED = 0, 5, 130
 
 
 def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) -> int:
@@ -33,8 +32,8 @@ def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) 
         texts = (front_text(study, trials), losses_text(trials))
         print(_words(outcome, texts, spec), file=stream)
     if outcome.interrupted:
-        return INTERRUPTED
-    return DONE if outcome.last.complete else NOTHING_COMPLETE
+        return EXIT_INTERRUPTED
+    return 0 if outcome.last.complete else EXIT_NOTHING_COMPLETE
 
 
 def _words(outcome: StudyOutcome, texts: tuple[str, ...], spec: StudySpec) -> str:

@@ -241,12 +241,8 @@ def add(store: Store, ledger: Ledger, trials: Sequence[TrialRecord]) -> None:
             params=trial.params,
             sampler_notes={},
             metrics=trial.metrics,
-            violations=trial.violations,
             duplicate_of=trial.duplicate_of,
         )
-        if trial.state in (TrialState.DUPLICATE, TrialState.INFEASIBLE):
-            ledger.add_trial(replace(new, state=trial.state))
-            continue
         ledger.add_trial(new)
         if trial.state.is_final:
             ledger.finish(trial.number, _verdict(store, trial))
@@ -255,6 +251,7 @@ def add(store: Store, ledger: Ledger, trials: Sequence[TrialRecord]) -> None:
 def _verdict(store: Store, trial: TrialRecord) -> Verdict:
     verdict = Verdict(
         state=trial.state,
+        violations=trial.violations,
         failure=trial.failure,
         message=trial.message,
         traceback=trial.traceback,

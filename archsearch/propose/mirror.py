@@ -59,7 +59,7 @@ class Mirror:
             with warnings.catch_warnings():
                 # Optuna calls names of objectives experimental; they only label its charts.
                 warnings.simplefilter("ignore", ExperimentalWarning)
-                self._study.set_metric_names([_label(spec, i) for i in range(len(directions))])
+                self._study.set_metric_names([one.metric for one in spec.objectives])
 
     def close(self) -> None:
         self._storage.remove_session()
@@ -95,13 +95,6 @@ class Mirror:
         """Optuna's numbers of all trials that it takes to be running."""
         found = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return {trial.number for trial in found}
-
-
-def _label(spec: StudySpec, index: int) -> str:
-    """Metric of an objective; with its number if the study has two of that metric."""
-    metrics = [objective.metric for objective in spec.objectives]
-    metric = metrics[index]
-    return metric if metrics.count(metric) == 1 else f"{metric}.{index}"
 
 
 def _open(url: str, engine_options: Mapping[str, Any]) -> RDBStorage:

@@ -73,7 +73,6 @@ def _claim(
         study=spec.study,
         study_id=study_id,
         token=token,
-        is_new=row is None,
         taken_from=taken_from,
     )
 

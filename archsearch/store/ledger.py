@@ -36,10 +36,7 @@ class NewTrial:
     params: Mapping[str, Any]
     sampler_notes: Mapping[str, Any]
     metrics: Mapping[str, float]
-    state: TrialState = TrialState.PENDING
-    violations: tuple[str, ...] = ()
     duplicate_of: int | None = None
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class Ledger:
     study: str
     study_id: int
     token: str
-    is_new: bool
     taken_from: Holder | None
     """Coordinator that left without giving the study back."""
 
@@ -125,25 +121,23 @@ class Ledger:
         self._update_study(device_model=device_model)
 
     def add_trial(self, new: NewTrial) -> None:
-        """Store a proposal; final already if nothing is to be run for it."""
-        now = datetime.now(UTC)
+        """Store a proposal; it is pending until `finish`."""
         with self.writing() as connection:
             connection.execute(
                 sa.insert(trials).values(
                     study_id=self.study_id,
                     number=new.number,
-                    state=new.state,
+                    state=TrialState.PENDING,
                     arch_hash=new.arch.arch_hash,
                     arch=json.loads(new.arch.canonical_json),
                     params=dict(new.params),
                     sampler_notes=dict(new.sampler_notes),
                     metrics=dict(new.metrics),
-                    violations=list(new.violations),
+                    violations=[],
                     duplicate_of=new.duplicate_of,
-                    message=new.message,
+                    message="",
                     traceback="",
-                    proposed_at=now,
-                    finished_at=now if new.state.is_final else None,
+                    proposed_at=datetime.now(UTC),
                     from_cache=False,
                 )
             )

@@ -6,7 +6,7 @@ is made here is the publisher's, on what MLflow already shows. Usable from sever
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from archsearch.messages import Evaluation, PluginFile, Profile, Rung
 from archsearch.records import AttemptRecord, AttemptState, StudyRecord, TrialRecord, TrialState
 from archsearch.spec import StudySpec
 from archsearch.store.database import Database
+from archsearch.store.holder import Holder
 from archsearch.store.tables import attempts, evaluations, profiles, rungs, studies, trials
 
 Row = sa.RowMapping
@@ -210,20 +211,16 @@ def _trial_record(
 
 
 def _study_record(row: Row) -> StudyRecord:
+    holder = row["lease_holder"]
     return StudyRecord(
         name=row["name"],
         spec=StudySpec.model_validate(row["spec"]),
         created_at=row["created_at"],
         stop_reason=row["stop_reason"],
-        coordinator=holder_text(row["lease_holder"]),
+        coordinator=str(Holder.from_plain(holder)) if holder is not None else None,
         seconds_run=row["seconds_run"],
         reference=row["reference"],
         device_model=row["device_model"],
         plugins=tuple(PluginFile.model_validate(plugin) for plugin in row["plugins"]),
         sampler=row["sampler"],
     )
-
-
-def holder_text(holder: Mapping[str, Any] | None) -> str | None:
-    """Who holds a study, for people: `host1 pid 4711`."""
-    return f"{holder['host']} pid {holder['pid']}" if holder is not None else None

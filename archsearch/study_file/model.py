@@ -8,6 +8,7 @@ the layer out). Asks the registry which mixers there are; knows nothing of tasks
 import itertools
 from collections.abc import Iterator, Mapping
 
+from archsearch.channel import KINDS
 from archsearch.compose import NO_LAYER
 from archsearch.errors import InfeasibleError, PluginError, nearest
 from archsearch.registry import make_config, mixer_fields, mixer_names
@@ -38,7 +39,6 @@ _MAX_TRIES = 5000
 
 _LAYER = "a mixer's name, {mixer: {field: value}}, or {one_of: [...]}"
 _ALTERNATIVE = f"a mixer's name, {{mixer: {{field: value}}}}, or {NONE}"
-_CHANNELS = ("none", "swiglu")
 _CHANNEL = f"{NONE}, swiglu, {{swiglu: {{ratio: 4}}}}, or {{one_of: [...]}}"
 _RATIOS = one_or_list(number("a ratio above 0", above=0))
 _SWIGLU = section((Key("ratio", _RATIOS, "Inner width over model width; 4 if not given."),))
@@ -161,7 +161,7 @@ def _channel(cursor: Cursor) -> ChannelOption:
         given = _SWIGLU.read(cursor.at("swiglu"))
         return ChannelOption(kind="swiglu", ratio=given.get("ratio", (DEFAULT_RATIO,)))
     name = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else value
-    raise cursor.expected(_CHANNEL, nearest(name, (*_CHANNELS, ONE_OF)))
+    raise cursor.expected(_CHANNEL, nearest(name, (*KINDS, ONE_OF)))
 
 
 def one_of_schema(alternative: Schema) -> Schema:
@@ -175,7 +175,7 @@ def one_of_schema(alternative: Schema) -> Schema:
 
 _CHANNEL_SCHEMA: Schema = {
     "anyOf": [
-        {"enum": list(_CHANNELS)},
+        {"enum": list(KINDS)},
         {
             "type": "object",
             "properties": {"swiglu": _SWIGLU.schema},

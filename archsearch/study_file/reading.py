@@ -13,7 +13,7 @@ from typing import Any, get_args
 from archsearch.errors import PluginError, SpecError
 from archsearch.messages import PluginFile
 from archsearch.registry import add_plugin_file, forget_plugin_file, mixer_fields
-from archsearch.spec import SearchSpec, StudySpec
+from archsearch.spec import ResourcesSpec, SearchSpec, StudySpec, TrackingSpec
 from archsearch.study_file.checks import excluded
 from archsearch.study_file.grammar import (
     Cursor,
@@ -38,6 +38,7 @@ from archsearch.study_file.objectives import (
     placed,
 )
 from archsearch.study_file.task import TASK, TRAIN, read_task, recipe_of, train_over
+from archsearch.units import format_duration
 from archsearch.yaml_file import Data, read_yaml
 
 _MAX_GPUS = 1024
@@ -72,38 +73,58 @@ _GPUS = scalar(
 _SAMPLERS = get_args(SearchSpec.model_fields["sampler"].annotation)
 _CORNERS = get_args(get_args(SearchSpec.model_fields["warm_start"].annotation)[0])
 _ANY_TEXT = text("text")
+_SEARCH, _RESOURCES, _TRACKING = SearchSpec(), ResourcesSpec(), TrackingSpec()
 
 SEARCH = section(
     (
-        Key("sampler", choice(_SAMPLERS), "Who proposes architectures. Default auto."),
-        Key("trials", whole(1, 10**7), "Distinct architectures to evaluate. Default 32."),
+        Key(
+            "sampler", choice(_SAMPLERS), f"Who proposes architectures. Default {_SEARCH.sampler}."
+        ),
+        Key(
+            "trials",
+            whole(1, 10**7),
+            f"Distinct architectures to evaluate. Default {_SEARCH.trials}.",
+        ),
         Key("time", duration(), "Wall clock after which no trial starts.", field="time_s"),
         Key("warm_start", listing(choice(_CORNERS)), "Architectures to begin with."),
     )
 )
 RESOURCES = section(
     (
-        Key("gpus", _GPUS, "GPUs of one trial, whole or 1/k. Default 0."),
-        Key("cpus", whole(1, 4096), "CPU cores of one trial. Default 1."),
+        Key("gpus", _GPUS, f"GPUs of one trial, whole or 1/k. Default {_RESOURCES.gpus:g}."),
+        Key("cpus", whole(1, 4096), f"CPU cores of one trial. Default {_RESOURCES.cpus}."),
         Key("device", _ANY_TEXT, "Device model that trials must run on, such as H200."),
         Key("parallel", whole(1, 10**6), "Trials at once; as many as fit by default."),
-        Key("trial_timeout", duration(), "Longest trial. Default 1h.", field="trial_timeout_s"),
-        Key("attempts", whole(1, 1000), "Tries at a trial whose worker is lost. Default 3."),
+        Key(
+            "trial_timeout",
+            duration(),
+            f"Longest trial. Default {format_duration(_RESOURCES.trial_timeout_s)}.",
+            field="trial_timeout_s",
+        ),
+        Key(
+            "attempts",
+            whole(1, 1000),
+            f"Tries at a trial whose worker is lost. Default {_RESOURCES.attempts}.",
+        ),
     )
 )
 TRACKING = section(
     (
         Key(
             "storage",
-            text("a database URL, such as sqlite:///archsearch.db", r"^\w[\w+]*://"),
-            "Database of all results. Default sqlite:///archsearch.db.",
+            text(f"a database URL, such as {_TRACKING.storage}", r"^\w[\w+]*://"),
+            f"Database of all results. Default {_TRACKING.storage}.",
         ),
         Key(
             "mlflow",
             or_none(text("an MLflow tracking URI")),
-            "MLflow tracking URI, or none. Default sqlite:///mlflow.db.",
+            f"MLflow tracking URI, or none. Default {_TRACKING.mlflow}.",
         ),
-        Key("weights", text("a folder"), "Where trained weights go. Default archsearch-weights."),
+        Key(
+            "weights",
+            text("a folder"),
+            f"Where trained weights go. Default {_TRACKING.weights}.",
+        ),
     )
 )
 

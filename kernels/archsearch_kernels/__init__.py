@@ -4,6 +4,6 @@ A family is a folder: its `__init__` holds the one public function and says what
 `reference.py` is the definition, and every other module is a backend held to it.
 """
 
-from archsearch_kernels.family import Call, Family, Sizes, families, family, resolve
+from archsearch_kernels.family import REFERENCE, Call, Family, Sizes, families, family, resolve
 
-__all__ = ["Call", "Family", "Sizes", "families", "family", "resolve"]
+__all__ = ["REFERENCE", "Call", "Family", "Sizes", "families", "family", "resolve"]

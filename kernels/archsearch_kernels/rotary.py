@@ -9,6 +9,8 @@ Shape suffixes: B batch, T tokens, H heads, K head size.
 import torch
 from torch import Tensor
 
+from archsearch_kernels.precision import accumulator
+
 BASE = 10_000.0
 
 
@@ -22,7 +24,7 @@ def rotate(x_BTHK: Tensor, position: Tensor) -> Tensor:
     half = x_BTHK.shape[-1] // 2
     exponent = torch.arange(half, device=x_BTHK.device, dtype=torch.float64) / half
     angle = position.unsqueeze(-1) * BASE**-exponent
-    compute = torch.promote_types(x_BTHK.dtype, torch.float32)
+    compute = accumulator(x_BTHK.dtype)
     cos, sin = angle.cos().to(compute).unsqueeze(-2), angle.sin().to(compute).unsqueeze(-2)
     first, second = x_BTHK.to(compute).chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
