@@ -273,24 +273,42 @@ def test_opening_again_changes_nothing(store: Store) -> None:
 
 
 def test_first_starts_at_once_all_succeed(tmp_path: Path) -> None:
-    """Several times, since it takes luck to meet while the file changes its journal mode."""
-    errors = list[Exception]()
+    url = f"sqlite:///{tmp_path}/archsearch.db"
+    barrier, errors = threading.Barrier(4), list[Exception]()
 
-    def open_it(url: str, barrier: threading.Barrier) -> None:
+    def open_it() -> None:
         barrier.wait()
         try:
             Store(url, create=True).close()
         except Exception as error:
             errors.append(error)
 
-    for index in range(10):
-        arguments = (f"sqlite:///{tmp_path}/archsearch{index}.db", threading.Barrier(6))
-        threads = [threading.Thread(target=open_it, args=arguments) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not errors
+
+
+def test_a_first_start_waits_for_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself does not wait while the file's journal mode changes."""
+    path = tmp_path / "archsearch.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE theirs (x)")
+    other.execute("BEGIN IMMEDIATE")
+    pauses: list[float] = []
+
+    def other_goes_on(seconds: float) -> None:
+        pauses.append(seconds)
+        other.execute("COMMIT")
+        other.close()
+
+    monkeypatch.setattr("archsearch.store.database.time.sleep", other_goes_on)
+    Store(f"sqlite:///{path}", create=True).close()
+    assert len(pauses) == 1
 
 
 def test_two_threads_and_a_process_write_at_once(store: Store) -> None:

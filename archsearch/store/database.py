@@ -7,6 +7,7 @@ power fails, never when a process is killed, and never breaks the file. Knows no
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from archsearch.errors import ServiceError
 
 BUSY_TIMEOUT_S = 60.0
+_AGAIN_S = 0.02
 VERSION_TABLE = "archsearch_alembic_version"
 _WRITES = "archsearch_writes"
 _MIGRATION_LOCK = 0x61726368  # any fixed number: PostgreSQL's name for our advisory lock
@@ -33,8 +35,26 @@ class _SqliteConnection(sqlite3.Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.execute("PRAGMA journal_mode=WAL")
+        self._use_wal()
         self.execute("PRAGMA synchronous=NORMAL")
+
+    def _use_wal(self) -> None:
+        """Change the journal mode once in a file's life.
+
+        SQLite does not wait for a lock in this one statement, so that two first starts at once
+        would fail without trying again.
+        """
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                if self.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                    self.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_S)
 
 
 def engine_options(url: str) -> dict[str, Any]:
