@@ -42,14 +42,11 @@ def _mixer(name: str) -> Json:
 
 def mixers_text() -> str:
     """The same for people: a paragraph a mixer, a line a field."""
-    return "\n\n".join(_paragraph(name, values) for name, values in _by_name().items())
+    return "\n\n".join(map(_paragraph, mixers_values()))
 
 
-def _by_name() -> dict[str, Json]:
-    return {values["name"]: values for values in mixers_values()}
-
-
-def _paragraph(name: str, values: Json) -> str:
+def _paragraph(values: Json) -> str:
+    name = values["name"]
     if "error" in values:
         return f"{name}: cannot be used: {values['error']}"
     lines = [f"{name}: {values['summary']}"]

@@ -134,6 +134,14 @@ class Evaluation(_Message):
     kernel_backends: dict[str, str]
     versions: dict[str, str]
 
+    @property
+    def chosen(self) -> tuple[MemberResult, ...]:
+        """Members at the chosen learning rate, which `recall` and its spread are taken over.
+
+        One that diverged is among them, with a recall of 0.
+        """
+        return tuple(one for one in self.members if one.learning_rate == self.learning_rate)
+
 
 class LatencyPoint(_Message):
     """Median and spread (interquartile range) of one measured latency, milliseconds."""

@@ -3,6 +3,8 @@
 The store returns these; the front, the report, MLflow and the command line are made from them.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -91,6 +93,22 @@ class TrialRecord:
     @property
     def feasible(self) -> bool:
         return self.state is TrialState.COMPLETE and not self.violations
+
+
+def losses(trials: Iterable[TrialRecord]) -> dict[str, list[tuple[TrialRecord, str]]]:
+    """Trials without a place in the ranking and why, by reason, the most frequent first.
+
+    A duplicate is left to the trial that it repeats.
+    """
+    found: dict[str, list[tuple[TrialRecord, str]]] = defaultdict(list)
+    for trial in trials:
+        if trial.duplicate_of is not None:
+            continue
+        if trial.failure is not None:
+            found[str(trial.failure).replace("_", " ")].append((trial, trial.message))
+        elif trial.violations:
+            found["over a limit"].append((trial, " ".join(trial.violations)))
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from archsearch.display import architecture, axis_title, quantity, shown_metrics, written
 from archsearch.front import hypervolume_of, ranked
-from archsearch.records import StudyRecord, TrialRecord, TrialState
+from archsearch.records import StudyRecord, TrialRecord, TrialState, losses
 from archsearch.spec import StudySpec
 from archsearch.units import format_duration
 
@@ -90,18 +90,10 @@ def _front_row(spec: StudySpec, trial: TrialRecord, names: Sequence[str]) -> lis
 
 def losses_text(trials: Sequence[TrialRecord]) -> str:
     """Why trials have no result: a line a reason, with the first trial's message; or nothing."""
-    groups: dict[str, list[TrialRecord]] = {}
-    for trial in trials:
-        if trial.failure is not None:
-            groups.setdefault(str(trial.failure), []).append(trial)
-        elif trial.violations:
-            groups.setdefault("over a limit", []).append(trial)
-    lines = []
-    for reason, lost in groups.items():
-        first = lost[0]
-        message = first.message or " ".join(first.violations)
-        lines.append(f"{len(lost)} {reason}, such as trial {first.number}: {message}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{len(lost)} {reason}, such as trial {lost[0][0].number}: {lost[0][1]}"
+        for reason, lost in losses(trials).items()
+    )
 
 
 def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:

@@ -10,7 +10,7 @@ import pytest
 import samples
 
 from archsearch.front import hypervolume_of, ranked
-from archsearch.records import TrialState
+from archsearch.records import TrialState, losses
 from archsearch.report import html_report, hypervolume_history, png_report
 from archsearch.report.values import family, is_logarithmic, page_values, spread
 
@@ -167,6 +167,27 @@ def test_spread_is_over_the_seeds_of_the_chosen_rate() -> None:
     trial = TRIALS[0]
     chosen = [m.report_recall for m in trial.evaluation.members if m.learning_rate == 1e-2]
     assert spread(trial) == (min(chosen), max(chosen))
+
+
+def test_spread_counts_a_seed_that_diverged() -> None:
+    trial = next(trial for trial in TRIALS if trial.evaluation is not None)
+    assert trial.evaluation is not None
+    rate = trial.evaluation.learning_rate
+    members = [
+        member.model_copy(update={"diverged": True, "report_recall": 0.0})
+        if (member.learning_rate, member.seed) == (rate, 0)
+        else member
+        for member in trial.evaluation.members
+    ]
+    evaluation = trial.evaluation.model_copy(update={"members": tuple(members)})
+    low, high = spread(replace(trial, evaluation=evaluation)) or (1.0, 1.0)
+    assert (low, high > 0) == (0.0, True)
+
+
+def test_losses_are_counted_once_for_each_architecture() -> None:
+    failed = next(trial for trial in TRIALS if trial.failure is not None)
+    again = replace(failed, number=99, state=TrialState.DUPLICATE, duplicate_of=failed.number)
+    assert losses([failed, again]) == {"diverged": [(failed, failed.message)]}
 
 
 def test_axis_is_logarithmic_for_state_and_never_with_zeros() -> None:

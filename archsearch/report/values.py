@@ -25,7 +25,7 @@ from archsearch.errors import InfeasibleError, PluginError
 from archsearch.front import hypervolume_of, ranked
 from archsearch.messages import Evaluation
 from archsearch.mixer import state_bytes
-from archsearch.records import StudyRecord, TrialRecord, TrialState
+from archsearch.records import StudyRecord, TrialRecord, TrialState, losses
 from archsearch.spec import StudySpec
 from archsearch.units import format_duration
 
@@ -104,12 +104,8 @@ def spread(trial: TrialRecord) -> tuple[float, float] | None:
     """Lowest and highest recall over the seeds at the chosen learning rate."""
     if trial.evaluation is None:
         return None
-    chosen = [
-        member.report_recall
-        for member in trial.evaluation.members
-        if member.learning_rate == trial.evaluation.learning_rate and not member.diverged
-    ]
-    return (min(chosen), max(chosen)) if chosen else None
+    recalls = [member.report_recall for member in trial.evaluation.chosen]
+    return min(recalls), max(recalls)
 
 
 def panel_metrics(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[str]:
@@ -269,13 +265,6 @@ def _shares(trials: Sequence[TrialRecord], ranks: dict[int, int]) -> list[Json]:
 
 
 def _failures(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Json]:
-    """Trials without a place in the ranking, grouped by reason, most frequent first."""
-    groups: dict[str, list[tuple[TrialRecord, str]]] = defaultdict(list)
-    for trial in trials:
-        if trial.state is TrialState.FAILED:
-            groups[str(trial.failure or "failed").replace("_", " ")].append((trial, trial.message))
-        elif trial.violations or trial.state is TrialState.INFEASIBLE:
-            groups["over a limit"].append((trial, " ".join(trial.violations) or trial.message))
     return [
         {
             "reason": reason,
@@ -289,7 +278,7 @@ def _failures(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Json]:
                 for trial, message in rows
             ],
         }
-        for reason, rows in sorted(groups.items(), key=lambda item: -len(item[1]))
+        for reason, rows in losses(trials).items()
     ]
 
 
