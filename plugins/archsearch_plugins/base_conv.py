@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from archsearch.mixer import Mixer, State, StateTensor
 from archsearch.space import Choice
 
-INIT_STD = 0.02
-"""Standard deviation of the projection, as in the published recall recipe."""
+GATE_STD = 0.02
+"""Start of the gate, as in the published recall recipe: the layer starts close to passing on x."""
 
 
 class BaseConv(Mixer):
@@ -50,7 +50,7 @@ class BaseConv(Mixer):
         self.gate = nn.Linear(width, width)
         for parameter in (self.conv_weight, self.conv_bias):
             nn.init.uniform_(parameter, -(kernel**-0.5), kernel**-0.5)
-        nn.init.normal_(self.gate.weight, std=INIT_STD)
+        nn.init.normal_(self.gate.weight, std=GATE_STD)
         nn.init.zeros_(self.gate.bias)
 
     def _mix(self, x_BTD: Tensor, tail_BPD: Tensor | None) -> tuple[Tensor, Tensor]:
