@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from archsearch.mixer import Mixer, State, StateTensor
 from archsearch.space import Choice
 
+INIT_STD = 0.02
+"""Standard deviation of every projection, as in the published recall recipe."""
+
 
 class Attention(Mixer):
     """Every token sees itself and all before it."""
@@ -80,7 +83,7 @@ class Attention(Mixer):
         self.qkv = nn.Linear(config.d_model, queries + 2 * keys, bias=False)
         self.out = nn.Linear(queries, config.d_model, bias=False)
         for linear in (self.qkv, self.out):
-            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            nn.init.normal_(linear.weight, std=INIT_STD)
 
     def _project(self, x_BTD: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q_BTHK, k_BTGK, v_BTGK; positions are (T,) or (B, T)."""

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from archsearch.mixer import Mixer, State, StateTensor
 from archsearch.space import Choice, Range
 
+INIT_STD = 0.02
+"""Standard deviation of every projection, as in the published recall recipe."""
+
 
 class LinearAttention(Mixer):
     """A fixed-size associative memory of all tokens, read through a polynomial kernel."""
@@ -69,7 +72,7 @@ class LinearAttention(Mixer):
         self.value = nn.Linear(config.d_model, config.d_model, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
         for linear in (self.qk, self.value, self.out):
-            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            nn.init.normal_(linear.weight, std=INIT_STD)
 
     def _mix(
         self, x_BTD: Tensor, memory: Tensor | None, normaliser: Tensor | None, keep_state: bool

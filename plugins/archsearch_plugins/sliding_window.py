@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from archsearch.mixer import Mixer, State, StateTensor
 from archsearch.space import Choice, Range
 
+INIT_STD = 0.02
+"""Standard deviation of every projection, as in the published recall recipe."""
+
 
 class SlidingWindow(Mixer):
     """Every token sees itself and the `window - 1` before it."""
@@ -66,7 +69,7 @@ class SlidingWindow(Mixer):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
         for linear in (self.qkv, self.out):
-            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            nn.init.normal_(linear.weight, std=INIT_STD)
 
     def _project(self, x_BTD: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v as (B, T, H, K); positions are (T,) or (B, T)."""
