@@ -86,7 +86,7 @@ def save_bundle(
     for plugin in plugins:
         if plugin.name in used:
             (folder / "plugins").mkdir(exist_ok=True)
-            (folder / "plugins" / f"{plugin.name}.py").write_text(plugin.source)
+            (folder / "plugins" / f"{plugin.name}.py").write_text(plugin.source, "utf-8")
     described = {
         "format": FORMAT,
         "arch": arch.model_dump(mode="json"),

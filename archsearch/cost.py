@@ -5,11 +5,15 @@ Exact: parameters are counted on the meta device, state bytes come from the mixe
 which limits of a study an architecture breaks. Knows nothing of training.
 """
 
+import math
+from numbers import Real
+
 import torch
 
 from archsearch.arch import ArchSpec
 from archsearch.channel import inner_width
-from archsearch.errors import InfeasibleError
+from archsearch.errors import InfeasibleError, PluginError
+from archsearch.mixer import Mixer
 from archsearch.mixer import state_bytes as mixer_state_bytes
 from archsearch.model import LanguageModel
 from archsearch.spec import (
@@ -44,11 +48,22 @@ def flops_per_token(arch: ArchSpec, vocab_size: int, context: int) -> int:
     """Forward FLOPs per token, averaged over a context; one multiply-add counts 2.
 
     Mixers declare their own; the gated MLP has three matrices; the head one. The embedding look-up,
-    norms and residual sums are left out.
+    norms and residual sums are left out. Raises PluginError for a mixer without a finite number.
     """
-    mixers = sum(config.flops(context) for config in arch.configs())
+    mixers = sum(_declared_flops(config, context) for config in arch.configs())
     channels = len(arch.layers) * 6 * arch.width * inner_width(arch.channel_mixer, arch.width)
     return mixers + channels + 2 * arch.width * vocab_size
+
+
+def _declared_flops(config: Mixer.Config, context: int) -> int:
+    """What a mixer declares; a sampler and a front cannot use what is not a number."""
+    value = config.flops(context)
+    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+        raise PluginError(
+            f"{type(config).__qualname__}.flops({context}) returned {value!r}; "
+            "expected a finite number, 0 or more"
+        )
+    return round(value)
 
 
 def known_metric(arch: ArchSpec, spec: StudySpec, metric: Metric, context: int) -> int:

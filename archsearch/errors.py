@@ -15,6 +15,9 @@ EXIT_NOTHING_COMPLETE = 5
 EXIT_INTERRUPTED = 130
 """Stopped by Ctrl-C. Every other exit code belongs to a class of errors below."""
 
+FOREIGN_FAULTS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+"""What a mixer's code may raise without ending the process that calls it: all but Ctrl-C."""
+
 
 class FailureClass(StrEnum):
     """Why a trial has no result. The coordinator decides on a retry by this class alone."""

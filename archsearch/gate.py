@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from archsearch.arch import ArchSpec
 from archsearch.cost import known_metrics, violations
+from archsearch.errors import FOREIGN_FAULTS
 from archsearch.measures import RULES, constraints
 from archsearch.spec import StudySpec
 
@@ -38,7 +39,7 @@ def gate(arch: ArchSpec, spec: StudySpec) -> Gate:
         signs = constraints(spec, arch, None)
         metrics = {} if signs[RULES] > 0 else known_metrics(arch, spec)
         return Gate(violations=found, metrics=metrics, constraints=signs)
-    except Exception as error:
+    except FOREIGN_FAULTS as error:
         text = "".join(traceback.format_exception(error))
         return Gate(error=f"{type(error).__name__}: {error}", traceback=text)
 
@@ -47,5 +48,5 @@ def is_excluded(arch: ArchSpec, spec: StudySpec) -> bool:
     """True if the study or a mixer's rules exclude an architecture; quicker than the whole gate."""
     try:
         return bool(violations(arch, spec))
-    except Exception:
+    except FOREIGN_FAULTS:
         return False  # its trial will say what is wrong

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from archsearch.errors import InfeasibleError, PluginError, nearest
+from archsearch.errors import FOREIGN_FAULTS, InfeasibleError, PluginError, nearest
 from archsearch.mixer import Mixer
 from archsearch.space import Field, Value, fields_of
 
@@ -53,12 +53,17 @@ def add_plugin_file(path: Path) -> str:
     A copy of a file that is already registered changes nothing.
 
     Raises:
-        PluginError: the file does not exist, is no Python file, or its name is taken.
+        PluginError: the file does not exist, is no Python file in UTF-8, or its name is taken.
     """
     path = path.resolve()
     name = path.stem
     if path.suffix != ".py" or not path.is_file():
         raise PluginError(f"plugin {path} is not a Python file; a plugin is a path to one .py file")
+    try:
+        path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        # Python could read it by its coding line, but workers and bundles get it as text.
+        raise PluginError(f"plugin {path} is not UTF-8 at byte {error.start}; save it so") from None
     if name in _sources():
         raise PluginError(f"plugin {path} would be a second mixer called '{name}'; rename the file")
     if name in _files and _files[name].read_bytes() == path.read_bytes():
@@ -109,7 +114,7 @@ def load_mixer(name: str) -> type[Mixer]:
         )
     try:
         module = _import(name)
-    except Exception as error:
+    except FOREIGN_FAULTS as error:
         raise PluginError(f"mixer '{name}' fails to import: {error!r}") from error
     classes = [
         value

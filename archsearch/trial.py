@@ -66,6 +66,10 @@ def run_trial(request: TrialRequest) -> Iterator[Event]:
             yield from _run(request)
     except Exception as error:
         yield _failed(error)
+    except SystemExit as error:
+        if not _is_of_mixer(error):
+            raise  # this worker is told to end, which says nothing about the architecture
+        yield _failed(error)
 
 
 def _run(request: TrialRequest) -> Iterator[Event]:
@@ -219,11 +223,11 @@ def _written(plugin: PluginFile) -> Path:
     folder = Path(_plugin_folder().name) / plugin.digest
     folder.mkdir(exist_ok=True)
     path = folder / f"{plugin.name}.py"
-    path.write_text(plugin.source)
+    path.write_text(plugin.source, "utf-8")
     return path
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: BaseException) -> Failed:
     message = str(error) or repr(error)
     if not isinstance(error, ArchsearchError):
         message = f"{_where(error)}{type(error).__name__}: {error}"
@@ -234,7 +238,7 @@ def _failed(error: Exception) -> Failed:
     )
 
 
-def _class_of(error: Exception) -> FailureClass:
+def _class_of(error: BaseException) -> FailureClass:
     """A plugin is the only code here that its author can mend, so it is what remains."""
     if _CPU_OUT_OF_MEMORY in str(error):
         return FailureClass.OUT_OF_MEMORY
@@ -244,7 +248,13 @@ def _class_of(error: Exception) -> FailureClass:
     return FailureClass.PLUGIN_ERROR
 
 
-def _where(error: Exception) -> str:
+def _is_of_mixer(error: BaseException) -> bool:
+    """True if a mixer's own code raised it, not something that it called."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return isinstance(frame.f_locals.get("self"), Mixer | Mixer.Config)
+
+
+def _where(error: BaseException) -> str:
     """Name the innermost mixer code that the exception passed through, if it did."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         owner = frame.f_locals.get("self")

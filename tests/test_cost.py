@@ -15,6 +15,7 @@ from archsearch.cost import (
     state_bytes,
     violations,
 )
+from archsearch.errors import PluginError
 from archsearch.model import LanguageModel
 from archsearch.registry import mixer_names
 from archsearch.spec import Limit, Objective, StudySpec
@@ -94,6 +95,16 @@ def test_known_metrics_are_taken_where_the_objective_says() -> None:
     }
     open_context = known_metrics(arch, study())
     assert open_context["state_bytes"] == state_bytes(arch, longest, torch.float32)
+
+
+@pytest.mark.parametrize("declared", [float("nan"), float("inf"), -1, "many", None])
+def test_flops_that_are_no_finite_number_are_the_mixers_fault(
+    monkeypatch: pytest.MonkeyPatch, declared: object
+) -> None:
+    arch = stack("attention")
+    monkeypatch.setattr(type(arch.configs()[0]), "flops", lambda *_: declared)
+    with pytest.raises(PluginError, match="expected a finite number"):
+        flops_per_token(arch, VOCAB, 64)
 
 
 def test_limits_broken_are_said_with_both_numbers() -> None:

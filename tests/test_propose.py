@@ -32,7 +32,8 @@ from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposal, Proposer, distribution_of, resolve_sampler
 from archsearch.propose.told import Told
 from archsearch.records import TrialState
-from archsearch.spec import Limit, ModelSpec, Option, Slot, StudySpec
+from archsearch.registry import load_mixer
+from archsearch.spec import Limit, ModelSpec, Objective, Option, Slot, StudySpec
 from archsearch.store.database import engine_options
 
 HERE = Path("unused")
@@ -221,6 +222,16 @@ def test_warm_start_of_a_space_without_anything_feasible_is_empty() -> None:
 def test_largest_is_of_the_whole_space() -> None:
     sizes = [gate(one.arch, SPEC).metrics["state_bytes"] for one in walk(SPEC.model)]
     assert largest(SPEC) == {"state_bytes": max(sizes)}
+
+
+def test_largest_leaves_out_what_a_mixer_fails_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    flops = Objective(metric="flops_per_token", direction="minimize")
+    spec = SPEC.model_copy(update={"objectives": (flops,), "limits": ()})
+    monkeypatch.setattr(load_mixer("sliding_window").Config, "flops", lambda *_: float("nan"))
+    gates = [gate(one.arch, spec) for one in walk(spec.model)]
+    sizes = [one.metrics["flops_per_token"] for one in gates if one.is_open]
+    assert 0 < len(sizes) < len(gates)
+    assert largest(spec) == {"flops_per_token": max(sizes)}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import samples
 
 from archsearch.front import hypervolume_of, ranked
 from archsearch.records import TrialState, losses
+from archsearch.registry import load_mixer
 from archsearch.report import html_report, hypervolume_history, png_report
 from archsearch.report.values import family, is_logarithmic, page_values, spread
 
@@ -152,6 +153,16 @@ def test_shares_count_layers_on_and_off_the_front() -> None:
     for mixer in ("attention", "gated_delta"):
         count = sum(trial.arch.layers[1].mixer == mixer for trial in on)
         assert shares[1]["on"].get(mixer, 0) == count
+
+
+def test_a_mixer_that_fails_to_say_its_state_does_not_spoil_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leaves(*_: object) -> None:
+        raise SystemExit(1)
+
+    monkeypatch.setattr(load_mixer("attention").Config, "state_spec", leaves)
+    assert "attention" in html_report(STUDY, TRIALS)
 
 
 def test_family_is_the_searched_mixer() -> None:

@@ -42,7 +42,8 @@ def forget_plugins() -> Iterator[None]:
 
 
 def with_plugin(folder: Path, name: str, rule: str, layer: str) -> Path:
-    (folder / f"{name}.py").write_text(PLUGIN.replace("{rule}", rule), encoding="utf-8")
+    source = PLUGIN.replace("{rule}", rule)
+    (folder / f"{name}.py").write_text(source, encoding="utf-8", errors="surrogateescape")
     path = folder / "study.yaml"
     path.write_text(USES.format(path=f"./{name}.py", layer=layer), encoding="utf-8")
     return path
@@ -75,6 +76,8 @@ def test_a_plugin_file_is_found_beside_the_study(tmp_path: Path) -> None:
         ("wide", "pass", "{wide: {size: 5}}", 3, "found 5; expected an integer from 1 to 4"),
         ("words", "pass", "{words: {word: 3}}", 3, "found 3; expected text for 'word'"),
         ("syntax", "oops(", "syntax", 2, "mixer 'syntax' fails to import"),
+        ("leaves", "import sys\n            sys.exit(0)", "leaves", 3, "raised SystemExit(0)"),
+        ("accent", "pass  # \udce9", "accent", 2, "accent.py is not UTF-8 at byte"),
         ("attention", "pass", "attention", 2, "would be a second mixer called 'attention'"),
     ],
 )
@@ -94,6 +97,13 @@ def test_a_plugin_that_does_not_work_is_not_kept(tmp_path: Path) -> None:
     assert "mended" not in mixer_names()
     load_study(with_plugin(tmp_path, "mended", "pass", "mended"))
     assert "mended" in mixer_names()
+
+
+def test_a_plugin_that_ends_the_process_on_import_is_said(tmp_path: Path) -> None:
+    path = with_plugin(tmp_path, "leaves_at_once", "pass", "leaves_at_once")
+    (tmp_path / "leaves_at_once.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
+    with pytest.raises(SpecError, match=r"fails to import: SystemExit\(0\)"):
+        load_study(path)
 
 
 def test_a_plugin_that_does_not_exist_is_said_at_its_line(tmp_path: Path) -> None:

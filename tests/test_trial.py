@@ -227,6 +227,7 @@ RAISES = {
         FailureClass.OUT_OF_MEMORY,
         "CUDA out of memory",
     ),
+    "leaves": ("raise SystemExit(3)\n", FailureClass.PLUGIN_ERROR, "SystemExit: 3"),
     "host": ("x.sum().item()\n", FailureClass.PLUGIN_ERROR, "in OneOff"),
     "wrong_shape": ("x = x[..., :3]\n", FailureClass.PLUGIN_ERROR, "in OneOff"),
 }
@@ -240,6 +241,17 @@ def test_what_a_mixer_raises_is_a_failure_of_its_class(case: str) -> None:
     assert failed.failure is failure
     assert said in failed.message
     assert "Traceback" in failed.traceback
+
+
+def test_a_worker_told_to_end_says_nothing_about_the_architecture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(*_: object) -> None:
+        raise SystemExit(1)  # as Ray's handler of SIGTERM does, wherever the trial is
+
+    monkeypatch.setattr(trial, "resolve_backends", told)
+    with pytest.raises(SystemExit):
+        events_of(request())
 
 
 def test_a_plugin_that_does_not_import_is_a_plugin_error() -> None:

@@ -4,6 +4,7 @@ Spaces of up to `SMALL` ways to choose are walked through; of larger ones a fixe
 Everything is a function of the study alone.
 """
 
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from archsearch.arch import ArchSpec
 from archsearch.compose import Assignment, compose, count, draw, walk
 from archsearch.cost import compute_dtype, known_metric, state_bytes
+from archsearch.errors import FOREIGN_FAULTS
 from archsearch.gate import is_excluded
 from archsearch.space import Value
 from archsearch.spec import MEASURED_AFTER_TRAINING, ModelSpec, StudySpec
@@ -67,7 +69,7 @@ def _size(arch: ArchSpec, spec: StudySpec) -> int:
     """State bytes; -1 if the mixers exclude the architecture or fail."""
     try:
         return state_bytes(arch, spec.task.longest, compute_dtype(spec.train.precision))
-    except Exception:
+    except FOREIGN_FAULTS:
         return -1  # a proposal of it will say what is wrong
 
 
@@ -104,11 +106,14 @@ def largest(spec: StudySpec) -> dict[str, float]:
         return {}
     by_size = sample(spec)
     few = by_size[:: max(1, len(by_size) // _COUNTED)] + by_size[-1:]
-    return {
-        metric: float(max(known_metric(one.arch, spec, metric, context) for one in few))
-        for metric, context in wanted.items()
-        if few
-    }
+    found: dict[str, float] = {}
+    for one in few:
+        # Its state can be sized, and still a mixer's code may fail on the rest.
+        with contextlib.suppress(*FOREIGN_FAULTS):
+            for metric, context in wanted.items():
+                value = float(known_metric(one.arch, spec, metric, context))
+                found[metric] = max(value, found.get(metric, value))
+    return found
 
 
 def shuffled(spec: StudySpec) -> list[Assignment]:

@@ -21,7 +21,7 @@ from archsearch.display import (
     shown_metrics,
     written,
 )
-from archsearch.errors import InfeasibleError, PluginError
+from archsearch.errors import FOREIGN_FAULTS
 from archsearch.front import hypervolume_of, ranked
 from archsearch.messages import Evaluation
 from archsearch.mixer import state_bytes
@@ -70,9 +70,9 @@ def family(spec: StudySpec, arch: ArchSpec) -> str:
 def _state_of(spec: StudySpec, width: int, layer: LayerSpec) -> int:
     try:
         config = layer.config(width)
-    except (InfeasibleError, PluginError):
-        return 0  # excluded, so without a point in the picture; or its mixer is gone
-    return state_bytes(config, spec.task.longest, compute_dtype(spec.train.precision))
+        return state_bytes(config, spec.task.longest, compute_dtype(spec.train.precision))
+    except FOREIGN_FAULTS:
+        return 0  # excluded or failed, so without a point in the picture; or its mixer is gone
 
 
 def by_finish(trials: Sequence[TrialRecord]) -> list[TrialRecord]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose, count, draw, walk
 from archsearch.cost import known_metrics, violations
-from archsearch.errors import ArchsearchError
+from archsearch.errors import FOREIGN_FAULTS, ArchsearchError
 from archsearch.space import Value
 from archsearch.spec import MEASURED_AFTER_TRAINING, Limit, Metric, StudySpec
 
@@ -93,7 +93,7 @@ class _Judge:
             return False
         try:
             reasons = violations(arch, self.spec)
-        except Exception as error:  # a plugin's own code may raise anything
+        except FOREIGN_FAULTS as error:  # a plugin's own code may raise anything
             reasons = (_said(arch, error),)
         self.reason = self.reason or next(iter(reasons), "")
         return not reasons
@@ -102,7 +102,7 @@ class _Judge:
         """How far beyond the limits, and how large, both relative to the limits and summed."""
         try:
             known = known_metrics(arch, self.spec)
-        except Exception as error:  # likewise
+        except FOREIGN_FAULTS as error:  # likewise
             self.reason = self.reason or _said(arch, error)
             return (math.inf, math.inf)
         beyond = size = 0.0
@@ -133,7 +133,7 @@ class _Judge:
         return (Finding(None, f"{said}; the smallest found of each: {smallest}"),)
 
 
-def _said(arch: ArchSpec, error: Exception) -> str:
+def _said(arch: ArchSpec, error: BaseException) -> str:
     known = isinstance(error, ArchsearchError)
     return str(error) if known else f"{arch.summary} raises {error!r}"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from archsearch.channel import KINDS
 from archsearch.compose import NO_LAYER
-from archsearch.errors import InfeasibleError, PluginError, nearest
+from archsearch.errors import FOREIGN_FAULTS, InfeasibleError, PluginError, nearest
 from archsearch.registry import make_config, mixer_fields, mixer_names
 from archsearch.space import Field, Value
 from archsearch.spec import ChannelOption, ModelSpec, Option, Slot
@@ -247,7 +247,7 @@ def _excluded(widths: tuple[int, ...], slot: Slot) -> str:
             make_config(mixer, width, values)
         except InfeasibleError as error:
             first = first or f"{error} (width {width})"
-        except Exception as error:  # a plugin's own rule may raise anything
+        except FOREIGN_FAULTS as error:  # a plugin's own rule may raise anything
             return f"mixer '{mixer}' raised {error!r} at width {width}"
         else:
             return ""
