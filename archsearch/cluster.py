@@ -83,6 +83,7 @@ class Cluster:
     ) -> None:
         self._resources = resources
         self._function = trial_function
+        self._is_local = address is None
         self._ray, self._is_ours = _connect(address, resources)
         try:
             self.slots = _slots(self._ray.nodes(), resources)
@@ -153,12 +154,17 @@ class Cluster:
             return Gone(token, FailureClass.PLUGIN_ERROR, message)
 
     def _gone(self, token: str, error: Exception) -> Gone:
-        """Turn Ray's exception into a failure class. Raises ServiceError for a broken worker."""
+        """Turn Ray's exception into a failure class.
+
+        Raises ServiceError if no further attempt could end otherwise.
+        """
         known = self._ray.exceptions
         if isinstance(error, known.OutOfMemoryError):
             return Gone(token, FailureClass.OUT_OF_MEMORY, _text(error))
         if isinstance(error, known.RuntimeEnvSetupError | known.TaskUnschedulableError):
             raise ServiceError(f"Ray cannot run trials: {_text(error)}") from error
+        if self._is_local and isinstance(error, known.LocalRayletDiedError):
+            raise ServiceError("Ray on this machine has died; run the same command again to go on")
         if not isinstance(error, known.RayTaskError):
             return Gone(token, FailureClass.LOST, _text(error))
         cause = error.cause
@@ -198,7 +204,7 @@ def _connect(address: str | None, resources: ResourcesSpec) -> tuple[Any, bool]:
         else:
             del quiet["include_dashboard"]
             ray.init(address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # a part of Ray that dies while it starts is a bare Exception
         where = f"at {address}" if address is not None else "on this machine"
         raise ServiceError(f"Ray cannot be reached {where}: {_text(error)}") from error
     return ray, True

@@ -216,6 +216,23 @@ def test_kill_9_of_a_worker_is_a_lost_attempt_and_the_trial_goes_again(tmp_path:
 
 
 @pytest.mark.usefixtures("ray_here")
+def test_kill_9_of_ray_itself_ends_the_run_and_fails_no_trial(
+    driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    with held(tmp_path):
+        first = driver()
+        first.wait_until_held()
+        (raylet,) = [pid for pid in first.children() if "/raylet/raylet " in command_of(pid)]
+        os.kill(raylet, signal.SIGKILL)
+    # What runs comes to its end; what would follow cannot start.
+    with pytest.raises(AssertionError, match="the coordinator ended with 1"):
+        first.read_until(lambda _said: False)
+    states = {one.state for one in stored(stub_study(tmp_path, orders=HOLD))}
+    assert TrialState.PENDING in states and TrialState.FAILED not in states
+    finish(tmp_path)
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_a_coordinator_that_lost_its_study_stops_and_writes_nothing(tmp_path: Path) -> None:
     """As after a suspended laptop wakes up: somebody else took the study over meanwhile."""
     spec = stub_study(tmp_path, orders={"hold": [1]})
