@@ -57,7 +57,27 @@ def connect(uri: str) -> MlflowClient:
     for name, value in _HTTP_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    database = sqlite_file(uri)
+    if database is not None and not database.exists():
+        _make(database)
     return MlflowClient(tracking_uri=uri)
+
+
+def _make(database: Path) -> None:
+    """Make an SQLite database of MLflow as a whole or not at all.
+
+    MLflow takes seconds to make one. What a kill leaves of it, or two processes that make the same
+    one, can never be opened again.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{database.name}-", dir=database.parent) as folder:
+        whole = Path(folder, database.name)
+        MlflowClient(tracking_uri=f"sqlite:///{whole}").search_experiments(max_results=1)
+        try:
+            os.link(whole, database)
+        except FileExistsError:
+            return  # somebody else was quicker
+        except OSError:  # no hard links on this disk
+            whole.rename(database)
 
 
 def _milliseconds(moment: datetime) -> int:
