@@ -282,7 +282,10 @@ def schema(
     if output is None:
         typer.echo(text)
     else:
-        output.write_text(text + "\n")
+        try:
+            output.write_text(text + "\n")
+        except OSError as error:
+            raise UsageError(f"{output} cannot be written: {error.strerror}") from error
 
 
 @app.command()

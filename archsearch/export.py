@@ -15,8 +15,8 @@ def export_trial(store: Store, study: str, number: int, folder: Path) -> str:
     The model of a duplicate is that of the trial it repeats.
 
     Raises:
-        UsageError: no such trial, one without a model, or a folder that is in use.
-        ServiceError: its weights are not on this machine.
+        UsageError: no such trial, one without a model, or a folder in use or not to be written.
+        ServiceError: its weights are not on this machine, or cannot be read.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not an empty folder; name a new one")
@@ -35,14 +35,15 @@ def export_trial(store: Store, study: str, number: int, folder: Path) -> str:
             f"the weights of trial {number} are not at {weights}; export where the study ran, "
             "or bring that file here"
         )
-    save_bundle(
-        folder,
-        trial.arch,
-        record.spec.task.vocab_size,
-        weights.read_bytes(),
-        _about(record, trial),
-        record.plugins,
-    )
+    try:
+        trained = weights.read_bytes()
+    except OSError as error:
+        raise ServiceError(f"{weights} cannot be read: {error.strerror}") from error
+    vocab_size, about = record.spec.task.vocab_size, _about(record, trial)
+    try:
+        save_bundle(folder, trial.arch, vocab_size, trained, about, record.plugins)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return (
         f"{trial.arch.summary} is in {folder}: weights, architecture, README. "
         f"Try it: python {folder / 'generate.py'}"

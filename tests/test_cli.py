@@ -278,6 +278,8 @@ def test_schema_goes_to_output_or_file(folder: Path) -> None:
     assert json.loads(invoke("schema").stdout) == study_schema()
     assert invoke("schema", "--output", "study.schema.json").output == ""
     assert json.loads((folder / "study.schema.json").read_text()) == study_schema()
+    result = invoke("schema", "--output", "absent/study.schema.json")
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
 
 
 def test_check_passes_here_and_makes_nothing(folder: Path) -> None:

@@ -102,6 +102,8 @@ def test_interrupted_run_goes_on_and_everything_agrees(folder: Path, ray_here: N
     members = {row["number"] for row in json.loads(invoke("front", "--json"))["front"]}
     assert members == front_of_mlflow(folder)
     invoke("export", str(max(members)), "home")
+    result = CliRunner().invoke(app, ["export", str(max(members)), "tiny.yaml/home"])
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
     script = [sys.executable, folder / "home" / "generate.py"]
     done = subprocess.run(script, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
