@@ -368,7 +368,8 @@ def test_a_kill_while_the_database_is_made_leaves_none_that_is_half_made(tmp_pat
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     code = f"from archsearch.tracking.view import connect; connect({uri!r}).search_experiments()"
     with subprocess.Popen([sys.executable, "-c", code]) as maker:
-        while not any(path.stat().st_size for path in tmp_path.rglob("mlflow.db")):
+        # A whole one has about a megabyte.
+        while not any(path.stat().st_size > 2e5 for path in tmp_path.rglob("mlflow.db")):
             assert maker.poll() is None
         maker.kill()
     assert [one.name for one in connect(uri).search_experiments()] == ["Default"]
