@@ -7,6 +7,7 @@ compares the two fronts but for what a clock measured. Prints one line for peopl
 programs, and writes the latter to benchmarks/results/.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ COMMAND = [sys.executable, "-c", "from archsearch.cli import main; main()"]
 
 
 def run() -> tuple[float, dict[str, Any]]:
-    """Seconds of one run from an empty folder, and its front as `archsearch front --json` has it."""
+    """Seconds of one run from an empty folder, and what `archsearch front --json` says then."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         study = str(ROOT / "studies" / "quickstart.yaml")
@@ -54,7 +55,7 @@ def main() -> None:
         "target_s": TARGET_S,
         "front_state_bytes_and_recall": curve,
         "recall_rises_with_state": all(
-            low[1] <= high[1] for low, high in zip(curve, curve[1:], strict=False)
+            low[1] <= high[1] for low, high in itertools.pairwise(curve)
         ),
         "same_front_twice": curve == points(second),
         "device": first["device_model"],
