@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,17 @@ def test_mirror_keeps_off_a_study_it_did_not_make(tmp_path: Path) -> None:
     theirs.tell(theirs.ask(), 1.0)
     with pytest.raises(StudyRefusedError, match="Optuna already has a study 'stub'"):
         open_mirror(spec)
+
+
+def test_first_starts_at_once_share_optunas_tables(tmp_path: Path) -> None:
+    def start(number: int) -> list[str]:
+        mirror = open_mirror(stub_study(tmp_path, name=f"stub{number}"))
+        mirror.close()
+        return optuna.get_all_study_names(stub_study(tmp_path).tracking.storage)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(start, range(4)))
+    assert sorted(max(found, key=len)) == [f"stub{number}" for number in range(4)]
 
 
 def test_mirror_says_when_its_tables_cannot_be_opened(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ A view, like MLflow: proposals come from `sampler`, and our records decide. On s
 right: trials that an earlier coordinator left RUNNING are ended, missing ones are added.
 """
 
+import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import optuna
@@ -22,6 +23,7 @@ from archsearch.spec import StudySpec
 
 _MARK = "archsearch"
 _REASON = "archsearch_reason"
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8)
 
 
 class Mirror:
@@ -98,14 +100,16 @@ class Mirror:
 
 
 def _open(url: str, engine_options: Mapping[str, Any]) -> RDBStorage:
-    """Open Optuna's storage; twice, since two first starts at once may both make its tables."""
+    """Open Optuna's storage, with patience: first starts at once may all make its tables."""
+    for pause_s in _PAUSES_S:
+        with suppress(Exception):
+            return RDBStorage(url, engine_kwargs=dict(engine_options))
+        time.sleep(pause_s)
     try:
         return RDBStorage(url, engine_kwargs=dict(engine_options))
-    except Exception:
-        try:
-            return RDBStorage(url, engine_kwargs=dict(engine_options))
-        except Exception as error:
-            raise ServiceError(f"Optuna's tables cannot be opened: {error}") from error
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ServiceError(f"Optuna's tables cannot be opened: {text}") from error
 
 
 @contextmanager
