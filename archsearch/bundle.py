@@ -18,7 +18,6 @@ from safetensors.torch import load
 
 from archsearch import __version__
 from archsearch.arch import ArchSpec
-from archsearch.cost import parameters
 from archsearch.errors import UsageError
 from archsearch.messages import PluginFile
 from archsearch.model import LanguageModel
@@ -46,7 +45,7 @@ print("generated:", *generate(model, prompt, 8))
 
 _README = """# {summary}
 
-{parameters:,} parameters, vocabulary {vocab_size}, width {width}. Trained by archsearch {version}.
+Vocabulary {vocab_size}, width {width}. Trained by archsearch {version}.
 
 {about}
 
@@ -74,7 +73,7 @@ def save_bundle(
     about: Mapping[str, Any],
     plugins: Sequence[PluginFile] = (),
 ) -> None:
-    """Write a bundle into `folder`, which is made if needed.
+    """Write a bundle into `folder`, which is made if needed. Its mixers need not be known here.
 
     Args:
         weights: a safetensors file, as a trial returns it.
@@ -103,7 +102,6 @@ def save_bundle(
 def _readme(folder: str, arch: ArchSpec, vocab_size: int, about: Mapping[str, Any]) -> str:
     return _README.format(
         summary=arch.summary,
-        parameters=parameters(arch, vocab_size),
         vocab_size=vocab_size,
         width=arch.width,
         version=__version__,

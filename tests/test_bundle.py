@@ -99,11 +99,12 @@ def test_one_off_mixers_travel_with_the_model(one_off_name: str, tmp_path: Path)
     model = random_model(stored_arch(one_off_name))
     plugins = (one_off(one_off_name), one_off("one_off_unused"))
     home = tmp_path / "home"
-    save_bundle(home, model.arch, VOCAB, save(model.state_dict()), {}, plugins)
-    assert [path.name for path in (home / "plugins").iterdir()] == ["one_off_bundled.py"]
     wanted = greedy(model, [1, 13, 2, 14, 1], 8)
+    # A study that is read from the database alone has not loaded its mixers.
     forget_plugin_file(one_off_name)
     (tmp_path / "one_off_bundled.py").unlink()
+    save_bundle(home, model.arch, VOCAB, save(model.state_dict()), {}, plugins)
+    assert [path.name for path in (home / "plugins").iterdir()] == ["one_off_bundled.py"]
     assert generate(load_bundle(home), [1, 13, 2, 14, 1], 8) == wanted
     done = subprocess.run(
         [sys.executable, "generate.py"], cwd=home, capture_output=True, text=True, check=True
