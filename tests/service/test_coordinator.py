@@ -95,11 +95,13 @@ def test_a_larger_budget_goes_on_and_a_spent_one_does_nothing(tmp_path: Path) ->
 
 def test_a_time_budget_ends_the_study_and_counts_all_runs(tmp_path: Path) -> None:
     spec = stub_study(tmp_path)
-    outcome = run(spec, trials=1000, time_s=0.3)
+    # Long enough for a first worker to start, too short for the 180 architectures of the space.
+    budget_s = 2.0
+    outcome = run(spec, trials=1000, time_s=budget_s)
     assert outcome.stop_reason == "time"
     done = outcome.last.evaluated
     assert 0 < done < 1000
-    again = run(spec, trials=1000, time_s=0.3)
+    again = run(spec, trials=1000, time_s=budget_s)
     assert (again.stop_reason, again.last.evaluated) == ("time", done)
     assert run(spec, trials=done + 2).stop_reason == "trials"
     check_books(spec)
