@@ -375,6 +375,7 @@ def test_a_database_of_a_newer_archsearch_is_left_alone(tmp_path: Path) -> None:
     ("url", "said"),
     [
         ("sqlite:////no/such/folder/archsearch.db", "no folder /no/such/folder"),
+        ("sqlite:////proc/archsearch.db", "write in its folder, even to read"),
         ("sqlite:////proc/archsearch.db", "unable to open database file"),
         ("sqlite://", "in memory only"),
         ("sqlite:///:memory:", "in memory only"),

@@ -5,8 +5,6 @@ import logging
 import math
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +24,6 @@ from archsearch.store.ledger import Ledger
 from archsearch.tables import front_values
 from archsearch.tracking import Publisher, check_mlflow, summary_address, sync
 from archsearch.tracking.encoding import encodings, parameters_of
-from archsearch.tracking.view import connect
 
 # MLflow 3.17 uses a loader strategy that SQLAlchemy 2.1 is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -362,17 +359,6 @@ def test_server_that_refuses_then_goes_then_comes_back_gets_everything(
     assert case.store.unpublished(case.study.name) == []
     said = [record.getMessage() for record in caplog.records if "archsearch" in record.name]
     assert ["--allowed-hosts" in said[0], "answers again" in said[1], len(said)] == [True, True, 2]
-
-
-def test_a_kill_while_the_database_is_made_leaves_none_that_is_half_made(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    code = f"from archsearch.tracking.view import connect; connect({uri!r}).search_experiments()"
-    with subprocess.Popen([sys.executable, "-c", code]) as maker:
-        # A whole one has about a megabyte.
-        while not any(path.stat().st_size > 2e5 for path in tmp_path.rglob("mlflow.db")):
-            assert maker.poll() is None
-        maker.kill()
-    assert [one.name for one in connect(uri).search_experiments()] == ["Default"]
 
 
 def test_checking_makes_no_database(tmp_path: Path) -> None:

@@ -119,6 +119,9 @@ class Database:
             raise  # a bug of ours, not a service that fails
         except DBAPIError as error:
             text = " ".join(str(error.orig).split())
+            code = getattr(error.orig, "sqlite_errorcode", 0)
+            if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
+                text += "; SQLite must be able to write in its folder, even to read"
             raise ServiceError(f"database {self.place} cannot be {done}: {text}") from error
 
     def _upgrade(self) -> None:

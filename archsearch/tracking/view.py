@@ -10,6 +10,7 @@ Everything here is idempotent. Knows nothing of threads, outages or the database
 import json
 import logging
 import os
+import sqlite3
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,10 @@ def connect(uri: str) -> MlflowClient:
         os.environ.setdefault(name, value)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     database = sqlite_file(uri)
-    if database is not None and not database.exists():
+    if database is not None and database.exists():
+        # MLflow would try for minutes, with warnings, what SQLite can say at once.
+        sqlite3.connect(database).close()
+    elif database is not None:
         _make(database)
     return MlflowClient(tracking_uri=uri)
 
@@ -71,7 +75,8 @@ def _make(database: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix=f".{database.name}-", dir=database.parent) as folder:
         whole = Path(folder, database.name)
-        MlflowClient(tracking_uri=f"sqlite:///{whole}").search_experiments(max_results=1)
+        # Relative: what a folder's name has of % and the like is then no part of the URI.
+        MlflowClient(tracking_uri=f"sqlite:///{os.path.relpath(whole)}").search_experiments(1)
         try:
             os.link(whole, database)
         except FileExistsError:
