@@ -1,5 +1,6 @@
 """What a person sees of a running study: a live block on a terminal, plain lines elsewhere."""
 
+import errno
 import io
 import os
 import pty
@@ -51,10 +52,25 @@ def screen(snapshots: list[Snapshot], columns: int = 80) -> str:
         with os.fdopen(theirs, "w") as stream, make_progress(stream) as progress:
             for snapshot in snapshots:
                 progress.on_event(snapshot)
-        return os.read(ours, 1 << 20).decode()
+        return _to_the_end(ours).decode()
     finally:
         os.close(ours)
         del os.environ["COLUMNS"], os.environ["LINES"]
+
+
+def _to_the_end(terminal: int) -> bytes:
+    """All that was written. One read gives only what the kernel has passed on so far."""
+    written = b""
+    while True:
+        try:
+            part = os.read(terminal, 1 << 16)
+        except OSError as error:
+            if error.errno != errno.EIO:  # Linux: the other side is closed and nothing is left
+                raise
+            return written
+        if not part:
+            return written
+        written += part
 
 
 def plain(text: str) -> str:
