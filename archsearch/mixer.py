@@ -10,7 +10,7 @@ Shape suffixes: B batch, T tokens, D model width.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,14 @@ class StateTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class StateRange(NamedTuple):
+    """Bytes that decoding one sequence keeps where that depends on the data."""
+
+    minimum: int
+    expected: int
+    maximum: int
+
+
 class Mixer(nn.Module):
     """Base of every mixer: subclass it, nest a `Config`, write `mix`.
 
@@ -48,9 +56,31 @@ class Mixer(nn.Module):
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             """Every tensor kept while decoding one sequence of up to `context_len` tokens.
 
-            KV entries are in the compute dtype `dtype`; recurrent states and normalisers are fp32.
+            KV entries are in the compute dtype `dtype`; recurrent states and normalisers are fp32
+            (fp64 where `dtype` is). Where the data decide what is kept, the most that can be.
             """
             raise NotImplementedError
+
+        def state_range(self, context_len: int, dtype: torch.dtype) -> StateRange:
+            """Least, expected and most bytes; the same three times unless the data decide."""
+            most = state_bytes(self, context_len, dtype)
+            return StateRange(most, most, most)
+
+        def zoology_state_elements(self, context_len: int) -> int | None:
+            """State of this mixer as the Zoology repository counts it, in numbers; None: unknown.
+
+            Its published figures draw 4 bytes each. `architectures.zoology_state_bytes` sums them.
+            """
+            return None
+
+        @property
+        def prefix_len(self) -> int:
+            """Tokens at the start of a sequence that are read together; 0 for a causal mixer.
+
+            Outputs at the first `prefix_len` tokens may depend on each other. The first segment
+            given to `mix` holds all of them, or is the whole prompt if that is shorter.
+            """
+            return 0
 
         def flops(self, context_len: int) -> int:
             """Forward FLOPs per token, averaged over a context; one multiply-add counts 2."""
@@ -99,6 +129,10 @@ class Mixer(nn.Module):
         """
         y_BTD, state = self.mix(x_BD.unsqueeze(1), state)
         return y_BTD.squeeze(1), state
+
+    def observe(self, x_BTD: Tensor) -> dict[str, Tensor]:
+        """What a report should know of how this mixer treats a batch, such as shares of routes."""
+        return {}
 
 
 def state_bytes(config: Mixer.Config, context_len: int, dtype: torch.dtype) -> int:

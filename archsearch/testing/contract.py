@@ -36,6 +36,9 @@ ROUNDED = 4.0
 """Input-sized roundings of a bf16 pass: some ten results are rounded on the way, and independent
 errors add as the root of their squares; twice that."""
 
+EXACT = 1e-10
+"""Relative error allowed in fp64: 16 digits, of which sums in another order lose a few."""
+
 FLOPS_SLACK = 0.1
 """Share by which declared FLOPs may leave the counted band: what is shared between tokens."""
 
@@ -56,28 +59,35 @@ class MixerContract:
         for length in LENGTHS:
             x_BTD = _inputs(length, self.width)
             whole, _ = module.mix(x_BTD, self._empty(module, length))
-            for cuts in _segmentations(length):
-                state, parts = self._empty(module, length), []
-                for segment in x_BTD.split(cuts, dim=1):
-                    part, state = module.mix(segment, state)
-                    parts.append(part)
-                self._expect_close(module, x_BTD, torch.cat(parts, 1), whole, f"segments {cuts}")
+            for cuts in _segmentations(length, module.config.prefix_len):
+                y_BTD = self._in_segments(module, x_BTD, cuts)
+                self._expect_close(module, x_BTD, y_BTD, whole, f"segments {cuts}")
 
     def test_steps_equal_one_pass(self) -> None:
         module = self._build()
         for length in LENGTHS:
             x_BTD = _inputs(length, self.width)
             whole, _ = module.mix(x_BTD, self._empty(module, length))
-            for prefix in {0, length // 2}:
-                state, parts = self._empty(module, length), []
-                if prefix:
-                    part, state = module.mix(x_BTD[:, :prefix], state)
-                    parts.append(part)
-                for x_BD in x_BTD[:, prefix:].unbind(1):
-                    y_BD, state = module.step(x_BD, state)
-                    parts.append(y_BD[:, None])
-                what = f"{prefix} tokens at once, then {length - prefix} steps"
-                self._expect_close(module, x_BTD, torch.cat(parts, 1), whole, what)
+            together = min(module.config.prefix_len, length)
+            for first in {together, max(together, length // 2)}:
+                y_BTD = self._in_steps(module, x_BTD, first)
+                what = f"{first} tokens at once, then {length - first} steps"
+                self._expect_close(module, x_BTD, y_BTD, whole, what)
+
+    def test_fp64_is_exact(self) -> None:
+        """Segments, steps and one pass differ by roundings and by nothing else."""
+        module = self._build().double()
+        length = LENGTHS[-1]
+        x_BTD = _inputs(length, self.width).double()
+        whole, _ = module.mix(x_BTD, self._empty(module, length, torch.float64))
+        prefix = module.config.prefix_len
+        found = {f"segments {cuts}": cuts for cuts in _segmentations(length, prefix)}
+        runs = {what: self._in_segments(module, x_BTD, cuts) for what, cuts in found.items()}
+        runs["steps"] = self._in_steps(module, x_BTD, min(prefix, length))
+        runs["forward"] = module(x_BTD)
+        for what, y_BTD in runs.items():
+            self._expect(y_BTD.dtype == torch.float64, f"fp64 in, {y_BTD.dtype} out of {what}")
+            self._expect_within(y_BTD, whole, EXACT * rms(whole), f"fp64, {what}")
 
     def test_forward_equals_mix_from_the_empty_state(self) -> None:
         module = self._build()
@@ -99,7 +109,8 @@ class MixerContract:
         }
         for name, run in passes.items():
             before = run(x_BTD)
-            for t in (1, length // 2, length - 1):
+            together = module.config.prefix_len if name == "forward" else 0
+            for t in sorted({max(together, t) for t in (1, length // 2, length - 1)} - {length}):
                 changed = x_BTD.clone()
                 changed[:, t] += 10.0
                 after = run(changed)
@@ -119,7 +130,8 @@ class MixerContract:
         other = _inputs(length, self.width, seed=1)
         states = [self._empty(module, length) for _ in range(2)]
         mine = []
-        for first, second in zip(x_BTD.split(4, 1), other.split(4, 1), strict=True):
+        cuts = next(_segmentations(length, module.config.prefix_len))
+        for first, second in zip(x_BTD.split(cuts, 1), other.split(cuts, 1), strict=True):
             part, states[0] = module.mix(first, states[0])
             mine.append(part)
             _, states[1] = module.mix(second, states[1])
@@ -302,6 +314,24 @@ class MixerContract:
     def _empty(self, module: Mixer, context: int, dtype: torch.dtype = torch.float32) -> State:
         return module.init_state(BATCH, context, dtype, "cpu")
 
+    def _in_segments(self, module: Mixer, x_BTD: Tensor, cuts: list[int]) -> Tensor:
+        state, parts = self._empty(module, x_BTD.shape[1], x_BTD.dtype), []
+        for segment in x_BTD.split(cuts, dim=1):
+            part, state = module.mix(segment, state)
+            parts.append(part)
+        return torch.cat(parts, dim=1)
+
+    def _in_steps(self, module: Mixer, x_BTD: Tensor, first: int) -> Tensor:
+        """Mix the `first` tokens at once and the others one by one."""
+        state, parts = self._empty(module, x_BTD.shape[1], x_BTD.dtype), []
+        if first:
+            part, state = module.mix(x_BTD[:, :first], state)
+            parts.append(part)
+        for x_BD in x_BTD[:, first:].unbind(1):
+            y_BD, state = module.step(x_BD, state)
+            parts.append(y_BD[:, None])
+        return torch.cat(parts, dim=1)
+
     def _expect(self, condition: bool, otherwise: str) -> None:
         if not condition:
             raise AssertionError(f"{self._who}: {otherwise}")
@@ -348,9 +378,12 @@ def _inputs(length: int, width: int, seed: int = 0) -> Tensor:
     return torch.randn(BATCH, length, width, generator=generator)
 
 
-def _segmentations(length: int) -> Iterator[list[int]]:
-    """A few ways to cut a sequence: token by token, in threes, and unevenly."""
-    yield [1] * length
-    yield [3] * (length // 3) + [length % 3] * (length % 3 > 0)
-    if length > 3:
-        yield [length // 2, 1, length - length // 2 - 1]
+def _segmentations(length: int, prefix_len: int) -> Iterator[list[int]]:
+    """A few ways to cut a sequence after its prefix: token by token, in threes, and unevenly."""
+    first = min(prefix_len, length)
+    rest = length - first
+    begun = [first] if first else []
+    yield begun + [1] * rest
+    yield begun + [3] * (rest // 3) + [rest % 3] * (rest % 3 > 0)
+    if rest > 3:
+        yield [first + rest // 2, 1, rest - rest // 2 - 1]

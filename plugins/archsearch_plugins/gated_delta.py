@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar
 import torch
 import torch.nn.functional as F
 from archsearch_kernels.gated_delta import gated_delta
+from archsearch_kernels.precision import accumulator
 from archsearch_kernels.short_conv import short_conv
 from torch import Tensor, nn
 
@@ -65,7 +66,7 @@ class GatedDelta(Mixer):
 
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             shape = (self.heads, self.value_dim, self.head_dim)
-            memory = StateTensor("memory", shape, torch.float32)
+            memory = StateTensor("memory", shape, accumulator(dtype))
             tail = StateTensor("tail", (self.conv - 1, self.channels), dtype)
             return (memory, tail) if self.conv else (memory,)
 

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from archsearch_kernels.linear_attention import feature_size, linear_attention
+from archsearch_kernels.precision import accumulator
 from torch import Tensor, nn
 
 from archsearch.mixer import Mixer, State, StateTensor
@@ -51,8 +52,8 @@ class LinearAttention(Mixer):
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             memory = (self.heads, self.features, self.head_size)
             return (
-                StateTensor("memory", memory, torch.float32),
-                StateTensor("normaliser", memory[:2], torch.float32),
+                StateTensor("memory", memory, accumulator(dtype)),
+                StateTensor("normaliser", memory[:2], accumulator(dtype)),
             )
 
         def flops(self, context_len: int) -> int:

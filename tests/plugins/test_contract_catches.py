@@ -1,6 +1,6 @@
 """The contract fails for each planted fault, in the tests that are about it and in no others.
 
-The mixer is the example of docs/mixers.md; a fault is a replacement in its source.
+The mixer is the example of docs/writing_mixers.md; a fault is a replacement in its source.
 """
 
 import re
@@ -15,10 +15,11 @@ from archsearch import registry
 from archsearch.registry import add_plugin_file, load_mixer
 from archsearch.testing import MixerContract
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "mixers.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "writing_mixers.md").read_text()
 EXAMPLE, EXAMPLE_TEST = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 SEGMENTS = "segments_equal_one_pass"
+EXACT = "fp64_is_exact"
 STEPS = "steps_equal_one_pass"
 FORWARD = "forward_equals_mix_from_the_empty_state"
 CAUSAL = "no_token_sees_a_later_one"
@@ -33,13 +34,15 @@ FLOPS = "flops_are_close_to_a_count"
 POPULATION = "population_equals_separate_modules"
 CORNERS = "every_corner_builds_or_says_why_not"
 
-SPEC = '(StateTensor("memory", (self.d_model,), torch.float32),)'
-SPARE = '(*(StateTensor(name, (self.d_model,), torch.float32) for name in ("memory", "spare")),)'
+SPEC = '(StateTensor("memory", (self.d_model,), accumulator(dtype)),)'
+SPARE = (
+    '(*(StateTensor(name, (self.d_model,), accumulator(dtype)) for name in ("memory", "spare")),)'
+)
 NEW_STATE = '{"memory": memory_BTD[:, -1].clone()}'
 MIX = "        decay, value_BTD ="
 STEP = '        state["memory"].mul_(self.config.decay)'
 INNER = "        self.inner ="
-VALUE = "self.inner(x_BTD).float()"
+VALUE = "self.inner(x_BTD).to(compute)"
 RESULT = "return self.out(memory_BTD.to(x_BTD.dtype))"
 RULE = "            if self.half_life < 1:"
 FORWARD_OF = """\
@@ -49,7 +52,7 @@ FORWARD_OF = """\
 
 FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "declares the compute dtype for a recurrent state": (
-        {SPEC: SPEC.replace("torch.float32", "dtype")},
+        {SPEC: SPEC.replace("accumulator(dtype)", "dtype")},
         {STATE},
     ),
     "declares twice the state it keeps": (
@@ -57,7 +60,11 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
             SPEC: SPEC.replace("(self.d_model,)", "(2, self.d_model)"),
             'state["memory"]': 'state["memory"][:, 0]',
         },
-        {STATE, SEGMENTS, STEPS, APART, GIVEN, CAUSAL, MODULE},  # no second segment fits
+        {STATE, SEGMENTS, STEPS, EXACT, APART, GIVEN, CAUSAL, MODULE},  # no second segment fits
+    ),
+    "the state is rounded to fp32 between fp64 segments": (
+        {NEW_STATE: NEW_STATE.replace(".clone()", ".clone().float().to(compute)")},
+        {EXACT},
     ),
     "keeps a tensor that is not declared": (
         {NEW_STATE: NEW_STATE.replace("}", ', "count": torch.zeros(len(x_BTD))}')},
@@ -69,15 +76,15 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "mask leaks one token": (
         {"age_TT >= 0": "age_TT >= -1"},
-        {CAUSAL, SEGMENTS, STEPS, APART},
+        {CAUSAL, SEGMENTS, STEPS, EXACT, APART},
     ),
     "step forgets to decay": (
         {".mul_(self.config.decay)": ""},
-        {STEPS},
+        {STEPS, EXACT},
     ),
     "mix forgets the given state": (
         {'* state["memory"][:, None]': '* 0 * state["memory"][:, None]'},
-        {SEGMENTS, APART},
+        {SEGMENTS, EXACT, APART},
     ),
     "mix writes into the given state": (
         {NEW_STATE: '{"memory": state["memory"].copy_(memory_BTD[:, -1])}'},
@@ -93,7 +100,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "forward differs from mix": (
         {"    def step": FORWARD_OF + "1.001 * y_BTD\n\n    def step"},
-        {FORWARD},
+        {FORWARD, EXACT},
     ),
     "the module remembers the last segment": (
         {MIX: "        self.last = x_BTD.detach()[:, -1]\n" + MIX},
@@ -123,7 +130,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "the result is in another dtype": (
         {RESULT + ",": RESULT + ".float(),"},
-        {BF16},
+        {BF16, EXACT},
     ),
     "bf16 is rounded far more than once": (
         {VALUE: f"{VALUE} + (x_BTD.itemsize == 2) * 0.2 * {VALUE}.detach().sign()"},
@@ -217,4 +224,4 @@ def test_pytest_collects_the_contract_as_the_guide_says(tmp_path: Path) -> None:
     (tmp_path / "test_running_mean.py").write_text(EXAMPLE_TEST)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert "14 passed" in out.stdout, out.stdout + out.stderr
+    assert "15 passed" in out.stdout, out.stdout + out.stderr

@@ -1,4 +1,4 @@
-"""docs/mixers.md says what the code says: kernels, backends, state bytes of the built-in mixers."""
+"""docs/writing_mixers.md says what the code says: kernels, backends, state bytes of mixers."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from archsearch.mixer import state_bytes
 from archsearch.registry import make_config, mixer_names
 from archsearch.space import Value
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "mixers.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "writing_mixers.md").read_text()
 
 
 def test_guide_describes_every_installed_mixer() -> None:
