@@ -10,12 +10,22 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from archsearch.errors import PluginError
+from archsearch.errors import PluginError, nearest
 from archsearch.mixer import Mixer
-from archsearch.registry import make_config, mixer_fields
+from archsearch.registry import (
+    channel_mixer_names,
+    load_mixer,
+    make_config,
+    mixer_fields,
+    mixer_names,
+)
 from archsearch.space import Value
+from archsearch.spec import Norm
+
+NO_MIXER = "none"
+"""In place of a mixer: nothing."""
 
 
 class LayerSpec(BaseModel):
@@ -39,17 +49,39 @@ class LayerSpec(BaseModel):
 
 
 class ChannelSpec(BaseModel):
-    """The channel mixer after each mixer: `none`, or a gated MLP of inner width `ratio * width`."""
+    """The channel mixer after each mixer: `none`, or a mixer that looks at one token at a time.
+
+    `ratio` is its inner width over the model width; its other fields have their defaults.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str = "none"
     ratio: float = 0.0
 
+    def config(self, width: int) -> Mixer.Config | None:
+        """Build the channel mixer's config; None for `none`.
+
+        Raises:
+            PluginError: no such channel mixer; the text lists those that are installed.
+            InfeasibleError: its own rules exclude the ratio.
+        """
+        if self.kind == NO_MIXER:
+            return None
+        if self.kind not in mixer_names() or not load_mixer(self.kind).per_token:
+            names = (NO_MIXER, *channel_mixer_names())
+            raise PluginError(
+                f"no channel mixer '{self.kind}'{nearest(self.kind, names)}; "
+                f"there are: {', '.join(names)}"
+            )
+        return make_config(self.kind, width, {"ratio": self.ratio})
+
 
 class ArchSpec(BaseModel):
-    """A complete architecture: width, mixers in order of depth, channel mixer.
+    """A complete architecture: width, mixers in order of depth, channel mixer, norm, head.
 
+    `norm` stands before every mixer and at the end; a `tied_head` is the embedding once more. What
+    most architectures have is left out of the JSON, so that it came later changes no hash.
     The vocabulary is not part of it: the task gives it.
     """
 
@@ -58,6 +90,8 @@ class ArchSpec(BaseModel):
     width: int
     layers: tuple[LayerSpec, ...]
     channel_mixer: ChannelSpec = ChannelSpec()
+    norm: Norm = Field(default="layernorm", exclude_if=lambda norm: norm == "layernorm")
+    tied_head: bool = Field(default=True, exclude_if=lambda tied: tied)
 
     @property
     def canonical_json(self) -> str:
@@ -84,7 +118,14 @@ class ArchSpec(BaseModel):
             width=plain["width"],
             layers=tuple(LayerSpec.model_construct(**layer) for layer in plain["layers"]),
             channel_mixer=ChannelSpec.model_construct(**plain["channel_mixer"]),
+            norm=plain.get("norm", "layernorm"),
+            tied_head=plain.get("tied_head", True),
         )
+
+    @property
+    def head_matrix(self) -> str:
+        """Name of the parameter that maps hidden vectors to scores over the vocabulary."""
+        return "embedding.weight" if self.tied_head else "head.weight"
 
     def configs(self) -> tuple[Mixer.Config, ...]:
         """Configs of the layers, in order of depth. Raises PluginError or InfeasibleError."""

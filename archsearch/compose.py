@@ -11,15 +11,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
+from archsearch.arch import NO_MIXER, ArchSpec, ChannelSpec, LayerSpec
 from archsearch.space import Value
 from archsearch.spec import ModelSpec, Slot
 
 Choose = Callable[[str, tuple[Value, ...]], Value]
 """(name, candidates) -> one of the candidates."""
-
-NO_LAYER = "none"
-"""Option of a slot that leaves the layer out."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,14 @@ def compose(model: ModelSpec, choose: Choose) -> ArchSpec:
         width=int(width),
         layers=kept * int(repeat),
         channel_mixer=ChannelSpec(kind=str(kind), ratio=float(ratio)),
+        norm=model.norm,
+        tied_head=model.tied_head,
     )
 
 
 def _layer(name: str, slot: Slot, pick: Choose) -> LayerSpec | None:
     mixer = str(pick(f"{name}.mixer", tuple(option.mixer for option in slot.options)))
-    if mixer == NO_LAYER:
+    if mixer == NO_MIXER:
         return None
     option = next(option for option in slot.options if option.mixer == mixer)
     fields = {

@@ -11,7 +11,6 @@ from numbers import Real
 import torch
 
 from archsearch.arch import ArchSpec
-from archsearch.channel import inner_width
 from archsearch.errors import InfeasibleError, PluginError
 from archsearch.mixer import Mixer
 from archsearch.mixer import state_bytes as mixer_state_bytes
@@ -47,11 +46,12 @@ def state_bytes(arch: ArchSpec, context: int, dtype: torch.dtype) -> int:
 def flops_per_token(arch: ArchSpec, vocab_size: int, context: int) -> int:
     """Forward FLOPs per token, averaged over a context; one multiply-add counts 2.
 
-    Mixers declare their own; the gated MLP has three matrices; the head one. The embedding look-up,
-    norms and residual sums are left out. Raises PluginError for a mixer without a finite number.
+    Mixers declare their own; the head is one matrix. The embedding look-up, norms and residual sums
+    are left out. Raises PluginError for a mixer without a finite number.
     """
     mixers = sum(_declared_flops(config, context) for config in arch.configs())
-    channels = len(arch.layers) * 6 * arch.width * inner_width(arch.channel_mixer, arch.width)
+    channel = arch.channel_mixer.config(arch.width)
+    channels = len(arch.layers) * _declared_flops(channel, context) if channel is not None else 0
     return mixers + channels + 2 * arch.width * vocab_size
 
 

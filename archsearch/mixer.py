@@ -89,6 +89,10 @@ class Mixer(nn.Module):
     kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Kernel families this mixer calls, and the backends it allows for each."""
 
+    per_token: ClassVar[bool] = False
+    """True: looks at one position at a time, whatever the leading shape of x, and keeps no state.
+    Such a mixer with a field `ratio` can follow every other as its channel mixer."""
+
     residual_projections: ClassVar[tuple[str, ...]] = ()
     """Names of the parameters that write to the residual stream; the model may rescale these."""
 

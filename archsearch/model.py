@@ -1,7 +1,8 @@
 """LanguageModel: an architecture and a vocabulary size become one module.
 
-Tied embedding and head, pre-norm blocks `r = r + mixer(norm(r))` (then `r = r + channel(norm(r))`
-if there is a channel mixer), a final norm, and no positional embedding: mixers own their positions.
+Embedding, pre-norm blocks `r = r + mixer(norm(r))` (then `r = r + channel(norm(r))` if there is a
+channel mixer), a final norm, a head that is the embedding unless the architecture unties it, and no
+positional embedding: mixers own their positions.
 Embeddings start as N(0, 0.02); the declared residual projections are divided by sqrt(2 * layers),
 as in GPT-2. Knows nothing of tasks, populations or optimisers.
 
@@ -20,12 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from archsearch.arch import ArchSpec
-from archsearch.channel import SwiGlu, make_channel_mixer
 from archsearch.errors import PluginError
 from archsearch.mixer import Mixer, State
 from archsearch.registry import load_mixer
+from archsearch.spec import Norm
 
 _INIT_STD = 0.02
+_NORM_EPSILON = 1e-5  # that of torch's LayerNorm
 ModelState = tuple[State, ...]
 """The state of each layer's mixer, in order of depth."""
 
@@ -33,11 +35,11 @@ ModelState = tuple[State, ...]
 class Block(nn.Module):
     """One layer: a mixer and, after it, a channel mixer if the architecture has one."""
 
-    def __init__(self, width: int, mixer: Mixer, channel: SwiGlu | None) -> None:
+    def __init__(self, width: int, mixer: Mixer, channel: Mixer | None, norm: Norm) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
+        self.norm = _make_norm(norm, width)
         self.mixer = mixer
-        self.channel_norm = nn.LayerNorm(width) if channel is not None else None
+        self.channel_norm = _make_norm(norm, width) if channel is not None else None
         self.channel = channel
 
     def mix_channels(self, r_D: Tensor) -> Tensor:
@@ -68,11 +70,14 @@ class LanguageModel(nn.Module):
         blocks = []
         for layer in arch.layers:
             mixer = load_mixer(layer.mixer)(layer.config(arch.width))
-            blocks.append(
-                Block(arch.width, mixer, make_channel_mixer(arch.channel_mixer, arch.width))
-            )
+            config = arch.channel_mixer.config(arch.width)
+            channel = load_mixer(arch.channel_mixer.kind)(config) if config is not None else None
+            blocks.append(Block(arch.width, mixer, channel, arch.norm))
         self.blocks: nn.ModuleList = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(arch.width)
+        self.norm = _make_norm(arch.norm, arch.width)
+        if not arch.tied_head:
+            self.head = nn.Linear(arch.width, vocab_size, bias=False)
+            nn.init.normal_(self.head.weight, std=_INIT_STD)
         self._scale_residual_projections()
 
     @torch.no_grad()
@@ -121,7 +126,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden_D: Tensor) -> Tensor:
         """Scores over the vocabulary, logits_V, for hidden vectors of any leading shape."""
-        return F.linear(hidden_D, self.embedding.weight)
+        return F.linear(hidden_D, self.get_parameter(self.arch.head_matrix))
 
     def init_state(
         self, batch: int, context_len: int, dtype: torch.dtype, device: torch.device | str
@@ -168,6 +173,10 @@ def resolve_backends(arch: ArchSpec, device_type: str, dtype: torch.dtype) -> di
         return {name: resolve(name, device_type, dtype, allowed[name]) for name in sorted(allowed)}
     except LookupError as error:
         raise PluginError(f"architecture {arch.summary}: {error}") from error
+
+
+def _make_norm(kind: Norm, width: int) -> nn.Module:
+    return nn.LayerNorm(width) if kind == "layernorm" else nn.RMSNorm(width, eps=_NORM_EPSILON)
 
 
 def _rows(x_BTD: Tensor, at_BK: Tensor) -> Tensor:

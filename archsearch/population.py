@@ -195,8 +195,8 @@ class Population:
         if self._working_MP is not self.flat_MP:
             self._working_MP.copy_(self.flat_MP)
         hidden_MND = self._hidden(tokens_BT, at_BK, keys_M)
-        embedding_MVD = self._parameters["embedding.weight"]
-        loss_M = head_loss(hidden_MND, embedding_MVD, labels_BK.flatten())
+        head_MVD = self._parameters[self._model.arch.head_matrix]
+        loss_M = head_loss(hidden_MND, head_MVD, labels_BK.flatten())
         gradients = torch.autograd.grad(loss_M.sum(), list(self._parameters.values()))
         torch._foreach_copy_(list(self._views(optimiser.grad_MP).values()), list(gradients))
         self.alive_M &= loss_M.isfinite()
@@ -286,13 +286,13 @@ class Population:
         """Accuracy at the labelled positions, by segment name, for each member; 0 if diverged."""
         if self._working_MP is not self.flat_MP:
             self._working_MP.copy_(self.flat_MP)
-        embedding_MVD = self._parameters["embedding.weight"]
+        head_MVD = self._parameters[self._model.arch.head_matrix]
         found_S: list[Tensor] = []
         for examples in data:
             found_M = torch.zeros(len(self.members), dtype=torch.int64, device=self.device)
             for tokens_BT, at_BK, labels_BK in examples.batches(self.train_spec.test_batch_size):
                 hidden_MND = self._hidden(tokens_BT, at_BK, None)
-                found_M += hits(hidden_MND, embedding_MVD, labels_BK.flatten())
+                found_M += hits(hidden_MND, head_MVD, labels_BK.flatten())
             share_M = found_M.double() / examples.labels.numel()
             found_S.append(share_M.masked_fill(~self.alive_M, 0.0))
         names = [examples.name for examples in data]

@@ -4,6 +4,7 @@ One-off files named in a study (`plugins: [./my_mixer.py]`) are registered by pa
 mixer is the name of its module. Two plugins of one name are an error. Listing names imports none.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import pkgutil
@@ -137,6 +138,19 @@ def mixer_fields(name: str) -> Mapping[str, Field]:
         return fields_of(load_mixer(name).Config)
     except TypeError as error:
         raise PluginError(f"mixer '{name}': {error}") from error
+
+
+def channel_mixer_names() -> tuple[str, ...]:
+    """Names of the mixers that can follow every other, sorted. Imports all; leaves broken ones out.
+
+    See `archsearch.mixer.Mixer.per_token`.
+    """
+    found = []
+    for name in mixer_names():
+        with contextlib.suppress(PluginError):
+            if load_mixer(name).per_token and "ratio" in mixer_fields(name):
+                found.append(name)
+    return tuple(found)
 
 
 def make_config(name: str, d_model: int, values: Mapping[str, Value]) -> Mixer.Config:

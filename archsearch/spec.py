@@ -10,9 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from archsearch.space import Value
+
+Norm = Literal["layernorm", "rmsnorm"]
+"""What stands before every mixer and at the end of a model."""
 
 
 class _Frozen(BaseModel):
@@ -42,7 +45,7 @@ class Slot(_Frozen):
 class ChannelOption(_Frozen):
     """One alternative for the channel mixer, with the candidates of its inner ratio."""
 
-    kind: Literal["none", "swiglu"] = "none"
+    kind: str = "none"
     ratio: tuple[float, ...] = ()
 
 
@@ -53,6 +56,8 @@ class ModelSpec(_Frozen):
     layers: tuple[Slot, ...]
     repeat: tuple[int, ...] = (1,)
     channel_mixer: tuple[ChannelOption, ...] = (ChannelOption(),)
+    norm: Norm = Field(default="layernorm", exclude_if=lambda norm: norm == "layernorm")
+    tied_head: bool = Field(default=True, exclude_if=lambda tied: tied)
 
 
 class Segment(_Frozen):

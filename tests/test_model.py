@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
-from archsearch.channel import make_channel_mixer
-from archsearch.errors import PluginError
+from archsearch.errors import InfeasibleError, PluginError
 from archsearch.model import LanguageModel, drop, resolve_backends
 from archsearch.registry import mixer_names
 
@@ -159,9 +158,30 @@ def test_backends_not_named_stay_the_reference() -> None:
     ("channel", "said"),
     [
         (ChannelSpec(kind="swigly", ratio=2.0), "no channel mixer 'swigly'; did you mean 'swiglu'"),
-        (ChannelSpec(kind="swiglu", ratio=0.001), "must be at least 1"),
+        (
+            ChannelSpec(kind="attention", ratio=2.0),
+            "no channel mixer 'attention'; there are: none",
+        ),
+        (ChannelSpec(kind="swiglu", ratio=0.001), "leaves no inner feature"),
     ],
 )
 def test_impossible_channel_mixers_are_refused(channel: ChannelSpec, said: str) -> None:
-    with pytest.raises(PluginError, match=said):
-        make_channel_mixer(channel, WIDTH)
+    with pytest.raises((PluginError, InfeasibleError), match=said):
+        LanguageModel(stack("attention", channel=channel), VOCAB)
+
+
+def test_norm_and_head_are_as_the_architecture_says() -> None:
+    plain = stack("attention")
+    other = plain.model_copy(update={"norm": "rmsnorm", "tied_head": False})
+    model, tokens_BT = model_of(other), tokens()
+    assert isinstance(model.layers[0].norm, torch.nn.RMSNorm)
+    assert model.logits(model(tokens_BT)).equal(model(tokens_BT) @ model.head.weight.T)
+    assert "head.weight" not in dict(model_of(plain).named_parameters())
+
+
+def test_what_most_architectures_have_is_left_out_of_the_hash() -> None:
+    plain = stack("attention")
+    assert {"norm", "tied_head"}.isdisjoint(plain.model_dump())
+    other = plain.model_copy(update={"norm": "rmsnorm", "tied_head": False})
+    assert other.arch_hash != plain.arch_hash
+    assert ArchSpec.from_stored(other.model_dump(mode="json")) == other

@@ -22,7 +22,7 @@ LAYERS: dict[str, int] = {
             "errors pareto units space mixer snapshot head",
             "registry spec yaml_file",
             "arch mqar optimiser recipes",
-            "messages compose channel display testing kernel_check catalogue",
+            "messages compose display testing kernel_check catalogue",
             "records model",
             "cost front store cluster",
             "population profile bundle measures study_file report tables",

@@ -9,8 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from archsearch.arch import ArchSpec, LayerSpec
-from archsearch.compose import NO_LAYER
+from archsearch.arch import NO_MIXER, ArchSpec, LayerSpec
 from archsearch.cost import compute_dtype
 from archsearch.display import (
     USUAL,
@@ -43,7 +42,7 @@ def families(spec: StudySpec) -> list[str]:
     found: dict[str, None] = {}
     for slot in sorted(spec.model.layers, key=lambda slot: len(slot.options) == 1):
         found.update(dict.fromkeys(option.mixer for option in slot.options))
-    found.pop(NO_LAYER, None)
+    found.pop(NO_MIXER, None)
     return list(found)
 
 

@@ -7,13 +7,13 @@ the layer out). Asks the registry which mixers there are; knows nothing of tasks
 
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
-from archsearch.channel import KINDS
-from archsearch.compose import NO_LAYER
+from archsearch.arch import NO_MIXER, ChannelSpec
 from archsearch.errors import FOREIGN_FAULTS, InfeasibleError, PluginError, nearest
-from archsearch.registry import make_config, mixer_fields, mixer_names
+from archsearch.registry import channel_mixer_names, make_config, mixer_fields, mixer_names
 from archsearch.space import Field, Value
-from archsearch.spec import ChannelOption, ModelSpec, Option, Slot
+from archsearch.spec import ChannelOption, ModelSpec, Norm, Option, Slot
 from archsearch.study_file.fields import candidates
 from archsearch.study_file.grammar import (
     NONE,
@@ -23,10 +23,12 @@ from archsearch.study_file.grammar import (
     Rejected,
     Schema,
     check_keys,
+    choice,
     items,
     number,
     one_or_list,
     section,
+    switch,
     whole,
 )
 
@@ -39,9 +41,9 @@ _MAX_TRIES = 5000
 
 _LAYER = "a mixer's name, {mixer: {field: value}}, or {one_of: [...]}"
 _ALTERNATIVE = f"a mixer's name, {{mixer: {{field: value}}}}, or {NONE}"
-_CHANNEL = f"{NONE}, swiglu, {{swiglu: {{ratio: 4}}}}, or {{one_of: [...]}}"
+_CHANNEL = f"{NONE}, a channel mixer's name, {{swiglu: {{ratio: 4}}}}, or {{one_of: [...]}}"
 _RATIOS = one_or_list(number("a ratio above 0", above=0))
-_SWIGLU = section((Key("ratio", _RATIOS, "Inner width over model width; 4 if not given."),))
+CHANNEL = section((Key("ratio", _RATIOS, "Inner width over model width; 4 if not given."),))
 
 
 def _layers(cursor: Cursor) -> tuple[Slot, ...]:
@@ -85,7 +87,7 @@ def _option(cursor: Cursor, accepts: str, searched: bool) -> Option:
     """Read one mixer. `searched`: fields that are not listed keep their declared ranges."""
     value = cursor.value
     if value == NONE:
-        return Option(mixer=NO_LAYER)
+        return Option(mixer=NO_MIXER)
     if isinstance(value, str):
         fields = _fields_of(cursor, value)
         return Option(mixer=value, fields=_declared(fields) if searched else {})
@@ -145,7 +147,7 @@ def _channels(cursor: Cursor) -> tuple[ChannelOption, ...]:
         raise Rejected
     inner = cursor.at(ONE_OF)
     if not isinstance(inner.value, list) or not inner.value:
-        raise inner.expected(f"a list of {NONE}, swiglu or {{swiglu: {{ratio: 4}}}}")
+        raise inner.expected(f"a list of {NONE}, channel mixers, or {{swiglu: {{ratio: 4}}}}")
     options = items(inner, _channel, distinct=False)
     _refuse_repeats(inner, [option.kind for option in options])
     return options
@@ -154,14 +156,14 @@ def _channels(cursor: Cursor) -> tuple[ChannelOption, ...]:
 def _channel(cursor: Cursor) -> ChannelOption:
     value = cursor.value
     if value == NONE:
-        return ChannelOption(kind="none")
-    if value == "swiglu":
-        return ChannelOption(kind="swiglu", ratio=(DEFAULT_RATIO,))
-    if isinstance(value, dict) and [*value] == ["swiglu"]:
-        given = _SWIGLU.read(cursor.at("swiglu"))
-        return ChannelOption(kind="swiglu", ratio=given.get("ratio", (DEFAULT_RATIO,)))
+        return ChannelOption()
     name = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else value
-    raise cursor.expected(_CHANNEL, nearest(name, (*KINDS, ONE_OF)))
+    names = channel_mixer_names()
+    if not isinstance(name, str) or name not in names:
+        accepts = f"{_CHANNEL}; there are {', '.join(names)}"
+        raise cursor.expected(accepts, nearest(name, (*names, NONE, ONE_OF)))
+    given = CHANNEL.read(cursor.at(name)) if isinstance(value, dict) else {}
+    return ChannelOption(kind=name, ratio=given.get("ratio", (DEFAULT_RATIO,)))
 
 
 def one_of_schema(alternative: Schema) -> Schema:
@@ -172,18 +174,6 @@ def one_of_schema(alternative: Schema) -> Schema:
         "additionalProperties": False,
     }
 
-
-_CHANNEL_SCHEMA: Schema = {
-    "anyOf": [
-        {"enum": list(KINDS)},
-        {
-            "type": "object",
-            "properties": {"swiglu": _SWIGLU.schema},
-            "required": ["swiglu"],
-            "additionalProperties": False,
-        },
-    ]
-}
 
 MODEL = section(
     (
@@ -205,9 +195,11 @@ MODEL = section(
         ),
         Key(
             "channel_mixer",
-            Kind(_CHANNEL, {"anyOf": [_CHANNEL_SCHEMA, one_of_schema(_CHANNEL_SCHEMA)]}, _channels),
-            "What follows every mixer: none (the default), or a gated MLP.",
+            Kind(_CHANNEL, {"$ref": "#/$defs/channel_mixer"}, _channels),
+            "What follows every mixer: none (the default), or an MLP.",
         ),
+        Key("norm", choice(get_args(Norm)), "Norm before every mixer. Default layernorm."),
+        Key("tied_head", switch(), "Whether the head is the embedding once more. Default true."),
     )
 )
 
@@ -221,11 +213,11 @@ def read_model(cursor: Cursor) -> ModelSpec:
         depth = len(model.layers) * max(model.repeat)
         cursor.refuse(f"{depth} layers once repeated; at most {MAX_LAYERS}", "repeat")
         complete = False
-    smallest = min(model.width)
-    for ratio in (ratio for option in model.channel_mixer for ratio in option.ratio):
-        if round(ratio * smallest) < 1:
-            said = f"ratio {ratio:g} of width {smallest} leaves no inner feature"
-            cursor.refuse(said, "channel_mixer")
+    for option, ratio in ((one, ratio) for one in model.channel_mixer for ratio in one.ratio):
+        try:
+            ChannelSpec(kind=option.kind, ratio=ratio).config(min(model.width))
+        except InfeasibleError as error:
+            cursor.refuse(str(error), "channel_mixer")
             complete = False
     for index, slot in enumerate(model.layers):
         reason = _excluded(model.width, slot)
@@ -241,7 +233,7 @@ def _excluded(widths: tuple[int, ...], slot: Slot) -> str:
     """Why the mixers' own rules exclude every choice of a slot; empty if they do not."""
     first = ""
     for tried, (mixer, width, values) in enumerate(_choices(widths, slot)):
-        if mixer == NO_LAYER or tried >= _MAX_TRIES:
+        if mixer == NO_MIXER or tried >= _MAX_TRIES:
             return ""
         try:
             make_config(mixer, width, values)

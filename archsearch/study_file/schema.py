@@ -6,10 +6,10 @@ several keys (limits that exclude everything, room for the pairs of a task) only
 
 import copy
 
-from archsearch.registry import load_mixer, mixer_fields, mixer_names
+from archsearch.registry import channel_mixer_names, load_mixer, mixer_fields, mixer_names
 from archsearch.study_file.fields import field_schema
 from archsearch.study_file.grammar import NONE, Schema
-from archsearch.study_file.model import ONE_OF, one_of_schema
+from archsearch.study_file.model import CHANNEL, ONE_OF, one_of_schema
 from archsearch.study_file.reading import STUDY
 
 _PARTS = ("layers", "layer", "alternative", "mixer")
@@ -35,6 +35,7 @@ def study_schema() -> Schema:
         "$defs": {
             **_layer_definitions("", closed=True),
             **_layer_definitions("open_", closed=False),
+            "channel_mixer": _channel_definition(),
         },
     }
 
@@ -69,6 +70,19 @@ def _layer_definitions(prefix: str, closed: bool) -> dict[str, Schema]:
         "mixer": mixer,
     }
     return {f"{prefix}{part}": schema for part, schema in schemas.items()}
+
+
+def _channel_definition() -> Schema:
+    names = channel_mixer_names()
+    written = {
+        "type": "object",
+        "properties": dict.fromkeys(names, CHANNEL.schema),
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
+    one: Schema = {"anyOf": [{"enum": [NONE, *names]}, written]}
+    return {"anyOf": [one, one_of_schema(one)]}
 
 
 def _doc_of(name: str) -> str:

@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from archsearch.arch import ArchSpec
-from archsearch.compose import NO_LAYER
+from archsearch.arch import NO_MIXER, ArchSpec
 from archsearch.display import architecture, shown_metrics, written
 from archsearch.errors import PluginError
 from archsearch.messages import Evaluation, Profile
@@ -50,9 +49,9 @@ def _sentinels(option: Option) -> dict[str, str]:
 def _options(spec: StudySpec, depth: int) -> list[Option]:
     """What can stand at a depth: the slot's options, or any slot's if layers may be left out."""
     slots = spec.model.layers
-    movable = any(option.mixer == NO_LAYER for slot in slots for option in slot.options)
+    movable = any(option.mixer == NO_MIXER for slot in slots for option in slot.options)
     at = slots if movable else (slots[depth % len(slots)],)
-    return [option for slot in at for option in slot.options if option.mixer != NO_LAYER]
+    return [option for slot in at for option in slot.options if option.mixer != NO_MIXER]
 
 
 def parameters_of(spec: StudySpec, arch: ArchSpec) -> dict[str, str]:
@@ -80,7 +79,7 @@ def _numeric_fields(spec: StudySpec) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for slot in spec.model.layers:
         for option in slot.options:
-            if option.mixer != NO_LAYER:
+            if option.mixer != NO_MIXER:
                 fields = found.setdefault(option.mixer, set())
                 fields |= {k for k, values in option.fields.items() if all(map(_is_number, values))}
     return found
