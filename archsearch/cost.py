@@ -69,9 +69,9 @@ def _declared_flops(config: Mixer.Config, context: int) -> int:
 def known_metric(arch: ArchSpec, spec: StudySpec, metric: Metric, context: int) -> int:
     """One metric that the architecture alone decides. Raises PluginError, InfeasibleError."""
     if metric == "parameters":
-        return parameters(arch, spec.task.vocab_size)
+        return parameters(arch, spec.vocab_size)
     if metric == "flops_per_token":
-        return flops_per_token(arch, spec.task.vocab_size, context)
+        return flops_per_token(arch, spec.vocab_size, context)
     assert metric == "state_bytes", metric
     return state_bytes(arch, context, compute_dtype(spec.train.precision))
 

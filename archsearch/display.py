@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archsearch.arch import ArchSpec, LayerSpec
-from archsearch.spec import PLACED, StudySpec
+from archsearch.spec import PLACED, MqarSpec, StudySpec, TrainSpec
 from archsearch.units import format_bytes, format_count, format_duration
 
 Kind = Literal["fraction", "bytes", "ms", "count", "seconds", "number"]
@@ -89,6 +89,21 @@ def axis_title(spec: StudySpec, metric: str) -> str:
     """Name a metric with the place it is measured at, such as `state (context 64)`."""
     where = place(spec, metric)
     return f"{quantity(metric).label} ({where})" if where else quantity(metric).label
+
+
+def task_title(task: MqarSpec) -> str:
+    """Name a task, such as `mqar, recipe tiny`; a plain prompt goes without saying."""
+    prompt = "" if task.prompt == "plain" else f", prompt {task.prompt}"
+    return f"{task.kind}, recipe {task.recipe}{prompt}"
+
+
+def loss_title(train: TrainSpec) -> str:
+    """What to add to a line on training: its loss, where that is not the next-token loss alone."""
+    given = train.objective
+    if given is None:
+        return ""
+    where = "" if given.prefix is None else f" of the first {given.prefix} tokens"
+    return f", just_read_twice ({given.mask_share:g}{where} masked, weight {given.mask_weight:g})"
 
 
 def architecture(spec: StudySpec, arch: ArchSpec) -> str:

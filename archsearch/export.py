@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from archsearch.bundle import save_bundle
-from archsearch.display import shown_metrics, written
+from archsearch.display import loss_title, shown_metrics, task_title, written
 from archsearch.errors import ServiceError, UsageError
 from archsearch.records import StudyRecord, TrialRecord, TrialState
 from archsearch.store import Store
@@ -39,7 +39,7 @@ def export_trial(store: Store, study: str, number: int, folder: Path) -> str:
         trained = weights.read_bytes()
     except OSError as error:
         raise ServiceError(f"{weights} cannot be read: {error.strerror}") from error
-    vocab_size, about = record.spec.task.vocab_size, _about(record, trial)
+    vocab_size, about = record.spec.vocab_size, _about(record, trial)
     try:
         save_bundle(folder, trial.arch, vocab_size, trained, about, record.plugins)
     except OSError as error:
@@ -55,6 +55,7 @@ def _about(study: StudyRecord, trial: TrialRecord) -> dict[str, object]:
     return {
         "study": study.name,
         "trial": trial.number,
-        "task": f"{study.spec.task.kind}, recipe {study.spec.task.recipe}",
+        "task": task_title(study.spec.task) + loss_title(study.spec.train),
+        **({"last token": "[MASK], for training"} if study.spec.train.objective else {}),
         **scores,
     }

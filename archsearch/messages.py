@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from archsearch import __version__
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass
-from archsearch.spec import MqarSpec, TrainSpec
+from archsearch.spec import MqarSpec, TrainSpec, model_vocab_size
 
 
 class _Message(BaseModel):
@@ -64,6 +64,11 @@ class TrialRequest(_Message):
     """CPU threads that torch may use; results on the CPU are the same for one number of them."""
 
     @property
+    def vocab_size(self) -> int:
+        """Of the model, as in `model_vocab_size`."""
+        return model_vocab_size(self.task, self.train)
+
+    @property
     def code(self) -> str:
         """Package version, and the content of the one-off plugins that the architecture uses."""
         used = {layer.mixer for layer in self.arch.layers}
@@ -80,7 +85,7 @@ class TrialRequest(_Message):
         """Key of this trial's profile beside the architecture and the device model."""
         parts = (
             self.profile.model_dump_json(),
-            str(self.task.vocab_size),
+            str(self.vocab_size),
             self.train.precision,
             str(self.threads),
             self.code,

@@ -197,6 +197,10 @@ def drop(x: Tensor, share: float, key: Tensor) -> Tensor:
 
     The lower 32 bits of the key decide the mask.
     """
+    return x * ~struck(x, share, key) / (1 - share)
+
+
+def struck(x: Tensor, share: float, key: Tensor) -> Tensor:
+    """True at a `share` of the places of x. The lower 32 bits of the key decide which."""
     index = torch.arange(x.numel(), device=x.device).view(x.shape)
-    kept = hash32(index + hash32(key)) >= int(share * 2**32)
-    return x * kept / (1 - share)
+    return hash32(index + hash32(key)) < int(share * 2**32)

@@ -6,10 +6,16 @@ an even offset 2K + 2g; the gaps g are drawn without replacement with p(i) ~ i^(
 The label, at a query only, is the value of the queried key. Keys come from [1, V/2), values from
 [V/2, V), both without replacement; the rest is filler: uniform over the vocabulary, or token 0.
 
+That is the plain prompt. The others, after "Just read twice" (arXiv:2407.05483), put tokens before
+the same sequence: `twice` the K pairs once more (2K tokens), `question_first` the K queried keys in
+the order in which they will be asked. So an example asks the same under every prompt, for the same
+values, and only the places move. As every key is queried, a question put first tells no key to
+leave out; it tells the order.
+
 A filler token can equal a key by chance, so a perfect score is a little under 1 at high K.
 Nothing here depends on a model, a device, a batch size or the order of trials.
 
-Shape suffixes: N examples, L tokens, K pairs; R rows of one chunk.
+Shape suffixes: N examples, L tokens, K pairs; R rows of one chunk, A tokens put first.
 """
 
 import hashlib
@@ -37,12 +43,14 @@ class Examples:
         tokens: int32 [N, L].
         at: int32 [N, K], positions of the queries, in the order of the pairs.
         labels: int32 [N, K], values of the queried keys.
+        prefix: tokens before the first place where a query may stand.
     """
 
     name: str
     tokens: Tensor
     at: Tensor
     labels: Tensor
+    prefix: int
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -87,6 +95,11 @@ def check_segment(spec: MqarSpec, segment: Segment) -> str:
     return ""
 
 
+def last_query(spec: MqarSpec, segment: Segment) -> int:
+    """The last position where a query may stand."""
+    return spec.prefix_of(segment) + 2 * (_places(segment) - 1)
+
+
 def _generator(spec: MqarSpec, segment: Segment, split: Split, index: int) -> torch.Generator:
     layout = (segment.length, segment.pairs, spec.vocab_size, spec.power_a, spec.random_filler)
     text = json.dumps([*layout, spec.seed, split, index])
@@ -111,9 +124,20 @@ def _segment(
         tokens_RL[:, 0 : 2 * segment.pairs : 2] = keys_RK
         tokens_RL[:, 1 : 2 * segment.pairs : 2] = values_RK
         tokens_RL.scatter_(1, at_RK, keys_RK)
-        chunks.append((tokens_RL, at_RK, values_RK))
+        first_RA = _put_first(spec, segment, tokens_RL, at_RK)
+        tokens_RL = torch.cat((first_RA, tokens_RL), dim=1)
+        chunks.append((tokens_RL, at_RK + first_RA.shape[1], values_RK))
     tokens, at, labels = (torch.cat(part).int().to(device) for part in zip(*chunks, strict=True))
-    return Examples(segment.name, tokens, at, labels)
+    return Examples(segment.name, tokens, at, labels, spec.prefix_of(segment))
+
+
+def _put_first(spec: MqarSpec, segment: Segment, tokens_RL: Tensor, at_RK: Tensor) -> Tensor:
+    """What the prompt puts before the plain sequence, one row each."""
+    if spec.prompt == "twice":
+        return tokens_RL[:, : 2 * segment.pairs]
+    if spec.prompt == "question_first":
+        return tokens_RL.gather(1, at_RK.sort(dim=1).values)
+    return tokens_RL[:, :0]
 
 
 class _Deck:
@@ -138,12 +162,17 @@ class _Deck:
         return self.cards_CR[:count, :rows].T.clone()
 
 
+def _places(segment: Segment) -> int:
+    """Places where a query may stand."""
+    return (segment.length - 2 * segment.pairs) // 2
+
+
 def _gaps(spec: MqarSpec, segment: Segment, rows: int, generator: torch.Generator) -> Tensor:
     """Draw one gap a pair, int64 [rows, K]: Gumbel top-k is drawing without replacement.
 
     In float64, so that a last-bit difference between CPUs cannot change an order in practice.
     """
-    places = (segment.length - 2 * segment.pairs) // 2
+    places = _places(segment)
     i = torch.arange(1, places + 1, dtype=torch.float64)
     uniform = torch.rand(rows, places, dtype=torch.float64, generator=generator)
     gumbel = -torch.log(-torch.log(uniform))

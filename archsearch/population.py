@@ -8,6 +8,9 @@ finite is stopped and counted; it changes no other member.
 As in the published recipe, the examples are fixed for all epochs and every epoch runs the segments
 in the order of the task, short to long, without shuffling; a segment's last batch may be smaller.
 
+The objective `just_read_twice` masks tokens; its masks depend on the study's seed and the step
+alone, so that all members read the same.
+
 Between two rungs nothing is read back to the host. On CUDA each step is one captured graph per
 batch shape; on the CPU the same code runs uncaptured. Knows nothing of trials or messages.
 
@@ -29,6 +32,7 @@ from archsearch.arch import ArchSpec
 from archsearch.cost import compute_dtype
 from archsearch.errors import DivergedError
 from archsearch.head import head_loss, hits
+from archsearch.just_read_twice import Asked, just_read_twice
 from archsearch.messages import Rung
 from archsearch.model import LanguageModel, hash32
 from archsearch.mqar import Examples
@@ -108,6 +112,7 @@ class Population:
     """M copies of an architecture and their optimiser.
 
     Args:
+        vocab_size: of the model; under an objective that masks, its last token is [MASK].
         seed: of the study; with a member's own seed it decides that member's start.
         backends: resolved backend of each kernel family.
         dtype: of the master parameters (fp64 in tests). Activations are in this dtype too, but for
@@ -138,6 +143,8 @@ class Population:
         self._lay_out(models, dtype)
         self._model = models[0].to(device=self.device, dtype=dtype)
         self._model.use_backends(backends or {})
+        self._mask_token = vocab_size - 1
+        self._mask_seed = torch.tensor([_number("mask", seed)], device=self.device)
         self._dropout_M = torch.tensor(
             [_number("dropout", seed, member.seed) for member in members], device=self.device
         )
@@ -186,17 +193,27 @@ class Population:
         hidden_MND: Tensor = grouped(self._parameters, self._buffers, keys_M)
         return hidden_MND
 
+    def _asked(self, feed: _Feed, step: Tensor) -> Asked:
+        """The next batch of a feed as the objective asks for it."""
+        tokens_BT, at_BK, labels_BK = feed.fetch()
+        objective = self.train_spec.objective
+        if objective is None:
+            return Asked(tokens_BT, at_BK, labels_BK.flatten(), None)
+        key, prefix = hash32(self._mask_seed + step), feed.examples.prefix
+        batch = (tokens_BT, at_BK, labels_BK)
+        return just_read_twice(objective, *batch, prefix, self._mask_token, key)
+
     def _step(self, feed: _Feed, optimiser: FlatAdamW) -> None:
         """One step of every member; launches work and reads nothing back."""
-        tokens_BT, at_BK, labels_BK = feed.fetch()
+        asked = self._asked(feed, optimiser.step)
         keys_M = None
         if self.train_spec.embed_dropout > 0:
             keys_M = hash32(self._dropout_M + optimiser.step)
         if self._working_MP is not self.flat_MP:
             self._working_MP.copy_(self.flat_MP)
-        hidden_MND = self._hidden(tokens_BT, at_BK, keys_M)
+        hidden_MND = self._hidden(asked.tokens, asked.at, keys_M)
         head_MVD = self._parameters[self._model.arch.head_matrix]
-        loss_M = head_loss(hidden_MND, head_MVD, labels_BK.flatten())
+        loss_M = head_loss(hidden_MND, head_MVD, asked.labels, asked.weights)
         gradients = torch.autograd.grad(loss_M.sum(), list(self._parameters.values()))
         torch._foreach_copy_(list(self._views(optimiser.grad_MP).values()), list(gradients))
         self.alive_M &= loss_M.isfinite()

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from archsearch.compose import count
-from archsearch.display import axis_title, quantity, written
+from archsearch.display import axis_title, loss_title, quantity, task_title, written
 from archsearch.gate import gate
 from archsearch.propose.corners import sample
 from archsearch.spec import KNOWN_BEFORE_TRAINING, Slot, StudySpec
@@ -17,6 +17,7 @@ LOOKED_AT = 100
 def preview_values(spec: StudySpec) -> dict[str, Any]:
     """Size of the space, ranges of cost, budget and resources of a study."""
     by_size = sample(spec)
+    task = spec.task
     step = max(1, math.ceil(len(by_size) / LOOKED_AT))
     looked = [gate(one.arch, spec) for one in {id(o): o for o in _few(by_size, step)}.values()]
     allowed = [one.metrics for one in looked if one.is_open]
@@ -36,7 +37,7 @@ def preview_values(spec: StudySpec) -> dict[str, Any]:
         "training": {
             "population": spec.train.population,
             "steps": _steps(spec),
-            "data_bytes": 8 * sum(part.examples * part.length for part in spec.task.train),
+            "data_bytes": 8 * sum(part.examples * task.length_of(part) for part in task.train),
         },
         "spec": spec.model_dump(mode="json"),
     }
@@ -69,12 +70,13 @@ def preview_text(spec: StudySpec) -> str:
         ("limits", "; ".join([*limits, _share(space)]) if limits else ""),
         *((quantity(name).label, _range(name, ends)) for name, ends in values["costs"].items()),
         ("objectives", "; ".join(axes)),
-        ("task", f"{spec.task.kind}, recipe {spec.task.recipe}"),
+        ("task", task_title(spec.task)),
         ("population", f"{training['population']}: rates {rates}; {spec.train.seeds} seeds"),
         (
             "training",
             f"{training['steps']} steps of {spec.train.batch_size} a trial, "
-            f"{spec.train.precision}, {format_bytes(training['data_bytes'])} of data",
+            f"{spec.train.precision}, {format_bytes(training['data_bytes'])} of data"
+            f"{loss_title(spec.train)}",
         ),
         ("search", f"{search.sampler}, {budget}, seed {spec.seed}"),
         ("one trial", _resources(spec)),

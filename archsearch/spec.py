@@ -17,6 +17,9 @@ from archsearch.space import Value
 Norm = Literal["layernorm", "rmsnorm"]
 """What stands before every mixer and at the end of a model."""
 
+Prompt = Literal["plain", "twice", "question_first"]
+"""What comes before the queries: the context, the context twice, or the question and it."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,7 +64,10 @@ class ModelSpec(_Frozen):
 
 
 class Segment(_Frozen):
-    """`examples` sequences of `length` tokens holding `pairs` key-value pairs."""
+    """`examples` sequences of `length` tokens holding `pairs` key-value pairs.
+
+    `length` is that of the plain prompt; another prompt puts tokens before it.
+    """
 
     length: int
     pairs: int
@@ -85,11 +91,32 @@ class MqarSpec(_Frozen):
     power_a: float = 0.01
     random_filler: bool = True
     seed: int = 0
+    prompt: Prompt = Field(default="plain", exclude_if=lambda prompt: prompt == "plain")
 
     @property
     def longest(self) -> int:
         """Length of the longest test sequence, in tokens; the default context of objectives."""
-        return max(segment.length for segment in self.test)
+        return max(self.length_of(segment) for segment in self.test)
+
+    def length_of(self, segment: Segment) -> int:
+        """Tokens of a sequence of a segment under this prompt."""
+        added = {"plain": 0, "twice": 2 * segment.pairs, "question_first": segment.pairs}
+        return segment.length + added[self.prompt]
+
+    def prefix_of(self, segment: Segment) -> int:
+        """Tokens of a sequence of a segment before the first place where a query may stand."""
+        return self.length_of(segment) - segment.length + 2 * segment.pairs
+
+
+class JustReadTwice(_Frozen):
+    """Next-token loss behind a prefix and masked-token loss in it; see `just_read_twice`.
+
+    `prefix` is in tokens; if it is None, it is what a sequence shows before its queries.
+    """
+
+    mask_share: float = 0.15
+    mask_weight: float = 0.25
+    prefix: int | None = None
 
 
 class TrainSpec(_Frozen):
@@ -109,10 +136,17 @@ class TrainSpec(_Frozen):
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     rungs: int = 1
     """Evaluations on the selection split, evenly spaced over training; the last is at its end."""
+    objective: JustReadTwice | None = Field(default=None, exclude_if=lambda given: given is None)
+    """What training minimises; None: the next-token loss at the labelled positions alone."""
 
     @property
     def population(self) -> int:
         return len(self.learning_rates) * self.seeds
+
+
+def model_vocab_size(task: MqarSpec, train: TrainSpec) -> int:
+    """Tokens that a model knows: those of the task and, last, [MASK] if training masks."""
+    return task.vocab_size + (train.objective is not None)
 
 
 Metric = Literal[
@@ -227,6 +261,11 @@ class StudySpec(_Frozen):
     def identity(self) -> str:
         """Hash of what is fixed."""
         return hashlib.sha256(json.dumps(self.fixed, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the models, as in `model_vocab_size`."""
+        return model_vocab_size(self.task, self.train)
 
     @property
     def axes(self) -> tuple[Objective | Limit, ...]:

@@ -85,7 +85,7 @@ def _run(request: TrialRequest) -> Iterator[Event]:
     yield Profiled(
         profile=profile(
             request.arch,
-            request.task.vocab_size,
+            request.vocab_size,
             request.profile,
             request.train.precision,
             request.device,
@@ -98,7 +98,7 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
     task = request.task
     population = Population(
         request.arch,
-        task.vocab_size,
+        request.vocab_size,
         members_of(request.train),
         request.train,
         request.seed,

@@ -35,6 +35,27 @@ def test_loss_and_gradients_are_those_of_cross_entropy(
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("block_rows", [7, 1000])
+def test_weighted_rows_are_summed_by_their_weights(
+    block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "_BLOCK_LOGITS", block_rows * M * V)
+    hidden, embedding, labels = inputs(torch.float64)
+    weights_N = torch.linspace(0, 2, N, dtype=torch.float64)
+    loss_M = head_loss(hidden, embedding, labels, weights_N)
+    found = torch.autograd.grad(loss_M.sum(), (hidden, embedding))
+    rows_MN = torch.stack(
+        [
+            F.cross_entropy(h @ e.T, labels, reduction="none")
+            for h, e in zip(hidden, embedding, strict=True)
+        ]
+    )
+    plain_M = (rows_MN * weights_N).sum(1)
+    wanted = torch.autograd.grad(plain_M.sum(), (hidden, embedding))
+    torch.testing.assert_close(loss_M, plain_M)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_half_precision_sums_in_single_precision() -> None:
     hidden, embedding, labels = inputs(torch.bfloat16)
     loss_M = head_loss(hidden, embedding, labels)

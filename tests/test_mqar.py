@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from archsearch.errors import UsageError
-from archsearch.mqar import Examples, Split, check_segment, generate
+from archsearch.mqar import Examples, Split, check_segment, generate, last_query
 from archsearch.recipes import RECIPES
 from archsearch.spec import MqarSpec, Segment
 
@@ -72,6 +72,30 @@ def test_every_key_is_queried_once_and_its_value_is_the_label(spec: MqarSpec, sp
         if not spec.random_filler:
             rest = set(range(context, segment.length)) - set(at)
             assert all(tokens[place] == 0 for place in rest)
+
+
+@given(spec=specs(), split=st.sampled_from(SPLITS))
+@settings(max_examples=40, deadline=None)
+def test_a_prompt_puts_tokens_before_the_same_sequences(spec: MqarSpec, split: Split) -> None:
+    segment, pairs = spec.train[0], spec.train[0].pairs
+    (plain,) = generate(spec, split, "cpu")
+    twice, question = (
+        spec.model_copy(update={"prompt": prompt}) for prompt in ("twice", "question_first")
+    )
+    (again,), (asked,) = generate(twice, split, "cpu"), generate(question, split, "cpu")
+    assert torch.equal(again.tokens, torch.cat((plain.tokens[:, : 2 * pairs], plain.tokens), 1))
+    assert torch.equal(asked.tokens[:, pairs:], plain.tokens)
+    for row, at, put_first in zip(plain.tokens, plain.at, asked.tokens[:, :pairs], strict=True):
+        assert put_first.tolist() == [int(row[place]) for place in sorted(at.tolist())]
+    moved = {spec: (plain, 0), twice: (again, 2 * pairs), question: (asked, pairs)}
+    for one, (examples, by) in moved.items():
+        assert torch.equal(examples.at, plain.at + by)
+        assert torch.equal(examples.labels, plain.labels)
+        assert examples.tokens.dtype is torch.int32
+        assert examples.tokens.shape[1] == one.length_of(segment) == one.longest
+        assert examples.prefix == one.prefix_of(segment) == 2 * pairs + by
+        assert examples.prefix <= int(examples.at.min())
+        assert int(examples.at.max()) <= last_query(one, segment) < one.longest
 
 
 def test_first_batch_of_the_published_recipe_is_pinned() -> None:

@@ -24,7 +24,7 @@ LAYERS: dict[str, int] = {
             "arch mqar optimiser recipes",
             "messages compose display testing kernel_check catalogue",
             "records model",
-            "cost front store cluster",
+            "cost front store cluster just_read_twice",
             "population profile bundle measures study_file report tables",
             "trial tracking progress gate export locate browse",
             "propose checks",

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from archsearch.errors import SpecError
 from archsearch.recipes import RECIPES
 from archsearch.registry import mixer_fields, mixer_names
-from archsearch.spec import ChannelOption, Limit, Metric, Objective, StudySpec
+from archsearch.spec import ChannelOption, JustReadTwice, Limit, Metric, Objective, StudySpec
 from archsearch.study_file import load_study, study_schema
 from archsearch.yaml_file import read_yaml
 
@@ -165,6 +165,38 @@ def test_a_task_may_be_spelled_out_and_a_recipe_overridden(tmp_path: Path) -> No
     size = plain.task.vocab_size
     same = load(tmp_path, change("mqar: tiny", f"mqar: {{recipe: tiny, vocab_size: {size}}}"))
     assert same.task == plain.task
+
+
+def test_a_prompt_lengthens_what_is_read_and_keeps_the_recipe_s_training(tmp_path: Path) -> None:
+    plain = load(tmp_path, MINIMAL)
+    twice = load(tmp_path, MINIMAL.replace("tiny", "{recipe: tiny, prompt: twice}"))
+    assert (plain.task.longest, twice.task.longest) == (64, 64 + 2 * 16)
+    assert [plain.objectives[1].context, twice.objectives[1].context] == [64, 96]
+    assert (twice.task.recipe, twice.train) == ("custom", plain.train)
+    assert twice.task.test == plain.task.test
+    same = load(tmp_path, MINIMAL.replace("tiny", "{recipe: tiny, prompt: plain}"))
+    assert same == plain and same.identity == plain.identity != twice.identity
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("next_token", None),
+        ("just_read_twice", JustReadTwice(mask_share=0.15, mask_weight=0.25, prefix=None)),
+        ("{just_read_twice: }", JustReadTwice()),
+        (
+            "{just_read_twice: {mask_share: 0.5, prefix: 8}}",
+            JustReadTwice(mask_share=0.5, prefix=8),
+        ),
+    ],
+)
+def test_a_training_objective(tmp_path: Path, text: str, wanted: JustReadTwice | None) -> None:
+    plain = load(tmp_path, MINIMAL)
+    text = f"{MINIMAL}train: {{objective: {text}}}\n"
+    found = load(tmp_path, text)
+    assert found.train == plain.train.model_copy(update={"objective": wanted})
+    assert (found.identity == plain.identity) == (wanted is None)
+    Draft202012Validator(study_schema()).validate(read_yaml(tmp_path / "study.yaml").data)
 
 
 def test_axes_are_measured_at_the_longest_test_sequence_unless_said(tmp_path: Path) -> None:

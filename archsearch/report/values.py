@@ -15,9 +15,11 @@ from archsearch.display import (
     USUAL,
     architecture,
     axis_title,
+    loss_title,
     place,
     quantity,
     shown_metrics,
+    task_title,
     written,
 )
 from archsearch.errors import FOREIGN_FAULTS
@@ -290,8 +292,12 @@ def _settings(study: StudyRecord) -> list[tuple[str, str]]:
     rows = [
         ("objectives", "; ".join(objectives)),
         ("limits", "; ".join(limits)),
-        ("task", f"{spec.task.kind}, recipe {spec.task.recipe}, vocabulary {spec.task.vocab_size}"),
-        ("training", f"{train.epochs} epochs, batch {train.batch_size}, {train.precision}"),
+        ("task", f"{task_title(spec.task)}, vocabulary {spec.task.vocab_size}"),
+        (
+            "training",
+            f"{train.epochs} epochs, batch {train.batch_size}, {train.precision}"
+            f"{loss_title(train)}",
+        ),
         ("population", f"{train.population}: learning rates {rates}; {train.seeds} seeds"),
         ("search", f"{spec.search.sampler}, {spec.search.trials} trials, seed {spec.seed}"),
         ("started", study.created_at.strftime("%Y-%m-%d %H:%M")),

@@ -37,7 +37,14 @@ from archsearch.study_file.objectives import (
     OBJECTIVES,
     placed,
 )
-from archsearch.study_file.task import TASK, TRAIN, read_task, recipe_of, train_over
+from archsearch.study_file.task import (
+    TASK,
+    TRAIN,
+    read_task,
+    recipe_of,
+    too_long_prefix,
+    train_over,
+)
 from archsearch.units import format_duration
 from archsearch.yaml_file import Data, read_yaml
 
@@ -192,6 +199,7 @@ def load_study(path: Path) -> StudySpec:
     root = Cursor(document, (), document.data)
     try:
         spec = _assemble(root, STUDY.read(root))
+        _check_prefix(root, spec)
         _check_limits(root, spec)
     except Rejected:
         ordered = sorted(set(root.problems), key=lambda problem: (problem.line, problem.column))
@@ -216,6 +224,11 @@ def _assemble(root: Cursor, given: dict[str, Any]) -> StudySpec:
         "limits": limits,
     }
     return StudySpec.model_validate({**given, **filled})
+
+
+def _check_prefix(root: Cursor, spec: StudySpec) -> None:
+    if said := too_long_prefix(spec.task, spec.train):
+        raise root.refuse(said, "train", "objective", "just_read_twice", "prefix")
 
 
 def _check_limits(root: Cursor, spec: StudySpec) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from archsearch.mqar import check_segment
+from archsearch.errors import nearest
+from archsearch.mqar import check_segment, last_query
 from archsearch.recipes import CUSTOM, RECIPES, Recipe
-from archsearch.spec import MqarSpec, TrainSpec
+from archsearch.spec import JustReadTwice, MqarSpec, Prompt, TrainSpec
 from archsearch.study_file.grammar import (
     Cursor,
     Key,
     Kind,
     Rejected,
+    Schema,
     choice,
     listing,
     number,
@@ -49,6 +51,12 @@ _MQAR = section(
         Key("power_a", number("a number above 0", above=0), "Exponent of the gaps' power law."),
         Key("random_filler", switch(), "Random tokens between the queries; token 0 if false."),
         Key("seed", whole(0, 2**32 - 1), "Seed of the data; the study's seed does not touch it."),
+        Key(
+            "prompt",
+            choice(get_args(Prompt)),
+            "What comes before the queries: the pairs (plain), the pairs twice, or the queried "
+            "keys and the pairs (question_first). Default plain.",
+        ),
     )
 )
 
@@ -133,6 +141,50 @@ _BETAS = listing(number("a number from 0 to below 1", minimum=0, below=1), disti
 _POSITIVE = number("a number above 0", above=0)
 _PAIR = Kind("a list of two numbers", {**_BETAS.schema, "minItems": 2, "maxItems": 2}, _read_betas)
 
+_DEFAULTS = JustReadTwice()
+_JUST_READ_TWICE = section(
+    (
+        Key(
+            "mask_share",
+            number("a number above 0 and below 1", above=0, below=1),
+            f"Probability that a token of the prefix is masked. Default {_DEFAULTS.mask_share}.",
+        ),
+        Key(
+            "mask_weight",
+            number("a number, 0 or more", minimum=0),
+            f"Weight of the masked tokens' loss. Default {_DEFAULTS.mask_weight}.",
+        ),
+        Key("prefix", whole(1, 1 << 20), "Tokens of the prefix; all before the queries."),
+    )
+)
+_NEXT_TOKEN, _TWICE = "next_token", "just_read_twice"
+_OBJECTIVE_ACCEPTS = f"{_NEXT_TOKEN}, {_TWICE}, or {{{_TWICE}: {{mask_share: 0.15}}}}"
+
+
+def _read_objective(cursor: Cursor) -> JustReadTwice | None:
+    value = cursor.value
+    if value == _NEXT_TOKEN:
+        return None
+    if value == _TWICE:
+        return _DEFAULTS
+    if not isinstance(value, dict) or [*value] != [_TWICE]:
+        name = next(iter(value), "") if isinstance(value, dict) else value
+        raise cursor.expected(_OBJECTIVE_ACCEPTS, nearest(name, (_NEXT_TOKEN, _TWICE)))
+    return JustReadTwice.model_validate(_JUST_READ_TWICE.read(cursor.at(_TWICE)))
+
+
+_OBJECTIVE_SCHEMA: Schema = {
+    "anyOf": [
+        {"enum": [_NEXT_TOKEN, _TWICE]},
+        {
+            "type": "object",
+            "properties": {_TWICE: _JUST_READ_TWICE.schema},
+            "required": [_TWICE],
+            "additionalProperties": False,
+        },
+    ]
+}
+
 TRAIN = section(
     (
         Key("learning_rates", one_or_list(_POSITIVE), "Every rate is trained; the best counts."),
@@ -152,8 +204,26 @@ TRAIN = section(
         ),
         Key("precision", choice(_literals("precision")), "Number format of the computation."),
         Key("rungs", whole(1, 1000), "Evaluations during training, evenly spaced."),
+        Key(
+            "objective",
+            Kind(_OBJECTIVE_ACCEPTS, _OBJECTIVE_SCHEMA, _read_objective),
+            f"Loss that training minimises. Default {_NEXT_TOKEN}.",
+        ),
     )
 )
+
+
+def too_long_prefix(task: MqarSpec, train: TrainSpec) -> str:
+    """Say which training segment a prefix leaves no query of; an empty string if none."""
+    prefix = train.objective.prefix if train.objective is not None else None
+    for segment in task.train:
+        last = last_query(task, segment)
+        if prefix is not None and prefix > last:
+            return (
+                f"found a prefix of {prefix} tokens; expected at most {last}, where the last query "
+                f"of a training sequence of {task.length_of(segment)} tokens can stand"
+            )
+    return ""
 
 
 def train_over(recipe: Recipe, given: Mapping[str, Any]) -> TrainSpec:
