@@ -87,6 +87,11 @@ def test_mixer_is_the_textbook_formula(chunk: int) -> None:
         [textbook_mega(parameters, x, s6, chunk) for x, s6 in zip(x_BTD, s6_BTD, strict=True)]
     )
     torch.testing.assert_close(module(x_BTD), expected, atol=1e-10, rtol=1e-10)
+    state, parts = module.init_state(2, 14, torch.float64, "cpu"), []
+    for segment in x_BTD.split((6, 7, 1), 1):  # cuts are no ends of chunks
+        part, state = module.mix(segment, state)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-10, rtol=1e-10)
 
 
 def test_only_the_states_reach_across_chunks() -> None:
