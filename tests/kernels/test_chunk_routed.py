@@ -12,6 +12,7 @@ import torch
 from archsearch_kernels import Sizes, family
 from archsearch_kernels.added_loss import add_loss
 from archsearch_kernels.chunk_routed import Rules, chunk_routed
+from archsearch_kernels.chunk_routed.cache import slots_of, write
 from archsearch_kernels.chunk_routed.routing import Past, admit, decide, straight_through
 from torch import Tensor
 from torch.func import vmap
@@ -287,6 +288,22 @@ def test_scores_of_segments_are_those_of_the_sequence() -> None:
         past = Past(routes.open_score, past.kept + routes.kept.sum(1), past.position + length)
     assert torch.equal(torch.cat(kept, 1), whole.kept[:, :5])
     torch.testing.assert_close(past.score, score[:, 20:].sum(1), atol=EXACT, rtol=EXACT)
+
+
+def test_a_segment_leaves_nothing_of_dropped_chunks_in_the_cache() -> None:
+    """Two of a chunk's four tokens were there; of chunks 0 to 2, one is kept, and 3 is open."""
+    kept = torch.tensor([[[False], [True], [False], [False]]])
+    position, tokens = torch.tensor([6]), 12
+    slot, stays = slots_of(tokens, 4, torch.tensor([[1]]), kept, position)
+    assert slot[0, :, 0].tolist() == [6, 7, 4, 5, 6, 7, 8, 9, 10, 11, 8, 9]
+    assert stays[0, :, 0].tolist() == [False] * 2 + [True] * 4 + [False] * 4 + [True] * 2
+    cache, x = (
+        torch.zeros(1, 12, 2, 1),
+        torch.arange(1.0, 13.0).view(1, 12, 1, 1).expand(1, 12, 2, 1),
+    )
+    after = write(cache, x, slot, stays)
+    assert after[0, :, 1, 0].tolist() == [0, 0, 0, 0, 3, 4, 5, 6, 11, 12, 0, 0]
+    assert not cache.any()
 
 
 def test_straight_through_is_hard_and_has_the_gradient_of_the_chance() -> None:
