@@ -1,27 +1,34 @@
 """The just-read-twice objective: its labels, masks and loss by hand, and what it leaves alone."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import samples
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from archsearch import just_read_twice as module
 from archsearch.arch import ArchSpec, LayerSpec
+from archsearch.bundle import load_bundle
 from archsearch.cli import app
 from archsearch.cost import known_metrics, parameters
+from archsearch.export import export_trial
 from archsearch.just_read_twice import just_read_twice
 from archsearch.messages import Evaluated, Event, Failed, Profiled, ProfileSpec, TrialRequest
 from archsearch.model import LanguageModel, resolve_backends, struck
 from archsearch.mqar import generate
 from archsearch.population import Member, Population, _feeds, initial_model
 from archsearch.recipes import RECIPES
+from archsearch.records import TrialState
 from archsearch.spec import JustReadTwice, MqarSpec, Prompt, Segment, TrainSpec, model_vocab_size
+from archsearch.store import Store
 from archsearch.study_file import load_study
 from archsearch.trial import run_trial
 
@@ -254,6 +261,25 @@ def test_the_model_has_one_token_more_wherever_it_is_built_or_counted() -> None:
     assert known["parameters"] == parameters(arch, study.vocab_size)
     assert parameters(arch, study.vocab_size) - parameters(arch, study.task.vocab_size) == 16
     assert isinstance(events[-1], Profiled)
+
+
+def test_an_exported_model_has_the_token_too(tmp_path: Path) -> None:
+    sample = samples.sample_study()
+    masking = sample.spec.train.model_copy(update={"objective": MASKING})
+    study = replace(sample, spec=sample.spec.model_copy(update={"train": masking}))
+    folder, weights = tmp_path / "home", tmp_path / "w.safetensors"
+    arch = stack("base_conv", "attention")
+    trained = LanguageModel(arch, study.spec.vocab_size)
+    weights.write_bytes(save(trained.state_dict()))
+    trial = replace(
+        samples.sample_trial(sample, 0, arch, TrialState.COMPLETE), weights_path=str(weights)
+    )
+    store = SimpleNamespace(study=lambda name: study, trial=lambda name, number: trial)
+    export_trial(cast(Store, store), study.name, 0, folder)
+    loaded = load_bundle(folder)
+    assert loaded.vocab_size == study.spec.task.vocab_size + 1
+    assert torch.equal(loaded.embedding.weight, trained.embedding.weight)
+    assert "last token: [MASK]" in (folder / "README.md").read_text()
 
 
 def test_defaults_keep_the_keys_of_earlier_results() -> None:
