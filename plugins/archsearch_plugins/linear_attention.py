@@ -1,10 +1,42 @@
-"""Linear attention with the second-order Taylor feature map (BASED, arXiv:2402.18668).
+"""Linear attention with the second-order Taylor map of BASED, or another map (arXiv:2402.18668).
 
-No decay, no positions, no normalisation of queries and keys. The state is the memory and the
-normaliser over compact features: F = 1 + f + f(f+1)/2 for feature dimension f, 153 at 16.
+Queries and keys of f = `feature_dim` numbers a head are turned into F features by a map phi, and a
+memory S adds up what tokens hold under their features, with a normaliser z of the features alone:
+
+    S_i = g S_{i-1} + phi(k_i) v_i^T
+    z_i = z_{i-1} + phi(k_i)
+    y_i = (w_h . x_i + b_h) phi(q_i)^T S_i / (phi(q_i) . z_i + 1e-6)
+
+`feature_map` is one of
+
+    taylor       phi(q).phi(k) = 1 + t + t^2/2 with t = q.k / sqrt(f); F = 1 + f + f(f+1)/2
+    elu          1 + ELU(x), F = f (arXiv:2006.16236); Zoology calls the same PosELU
+    relu         max(x, 0), F = f (arXiv:2103.13076)
+    performer    positive random features of exp(q.k / sqrt(f)), F = `random_features`
+                 (FAVOR+, arXiv:2009.14794)
+    cosformer    max(x, 0) times cosine and sine of the position, F = 2 f (arXiv:2202.08791)
+
+`compact` false keeps the Taylor map in 1 + f + f^2 features, 273 instead of 153 at f = 16: what the
+authors' code computes with, the same function from a larger state. `normalise` false leaves z and
+the denominator out.
+
+`fixed_decay` gives head h = 0, 1, ... the decay g = 1 - 2^(-3 - h), as the published 1.3B model of
+10B tokens has (`fixed_decay` with `decay_const` -3 there): it forgets in S and not in z. Otherwise
+g = 1. `head_mix` scales each head by a number that the token chooses, w_h . x_i + b_h: the authors'
+projection beside the decay. Otherwise it is 1.
+
+The random features are drawn once, orthogonal in blocks, as a buffer: each member of a population
+has its own. Zoology draws shorter rows, of length sqrt(f / F), which make another kernel than
+softmax's. A `cosformer` tells `max_len` positions apart, later ones count as the last, and its
+state counts tokens. Zoology divides by the length of the input at hand instead, so that an output
+changes when text is added behind it. The other maps use no positions, and nothing normalises
+queries or keys.
+
+Projections start as N(0, 0.02^2), as in the published recall recipe, and `head_mix` at 1 for every
+head.
 
 Shape suffixes: B batch, T tokens, D model width, H heads, K feature dimension, V head size, F
-features.
+features, P random features.
 """
 
 from dataclasses import dataclass
@@ -12,6 +44,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from archsearch_kernels.linear_attention import feature_size, linear_attention
+from archsearch_kernels.linear_attention.feature_maps import orthogonal_projection
 from archsearch_kernels.precision import accumulator
 from torch import Tensor, nn
 
@@ -21,29 +54,53 @@ from archsearch.space import Choice, Range
 INIT_STD = 0.02
 """Standard deviation of every projection, as in the published recall recipe."""
 
+FASTEST_DECAY = -3
+"""Log2 of what the first head forgets a token; each further head forgets half of the one before."""
+
 
 class LinearAttention(Mixer):
-    """A fixed-size associative memory of all tokens, read through a polynomial kernel."""
+    """A fixed-size associative memory of all tokens, read through a kernel."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Mixer.Config):
-        feature_map: Annotated[str, Choice("taylor"), "map from keys to features"] = "taylor"
+        feature_map: Annotated[
+            str,
+            Choice("taylor", "elu", "relu", "performer", "cosformer"),
+            "map from queries and keys to features",
+        ] = "taylor"
         feature_dim: Annotated[
-            int, Range(4, 32, step=4), "size of queries and keys of one head, before the map"
+            int, Range(4, 64, step=4), "size of queries and keys of one head, before the map"
         ] = 16
         heads: Annotated[int, Choice(1, 2, 4), "heads; divides the width"] = 1
+        normalise: Annotated[bool, "divide by the sum of the weights"] = True
+        fixed_decay: Annotated[bool, "forget at a fixed rate for each head"] = False
+        head_mix: Annotated[bool, "scale each head by a number that the token chooses"] = False
+        compact: Annotated[bool, "keep each cross term of the Taylor map once"] = True
+        random_features: Annotated[int, "features of a head under `performer`"] = 256
+        max_len: Annotated[int, "positions that `cosformer` tells apart"] = 1024
 
         def __post_init__(self) -> None:
             if self.heads < 1 or self.d_model % self.heads:
                 raise ValueError(f"heads is {self.heads}; it must divide the width {self.d_model}")
-            if self.feature_dim < 1:
-                raise ValueError(f"feature_dim is {self.feature_dim}; it must be at least 1")
-            feature_size(self.feature_map, self.feature_dim)
+            for name in ("feature_dim", "random_features", "max_len"):
+                if getattr(self, name) < 1:
+                    raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if not self.compact and self.feature_map != "taylor":
+                raise ValueError(
+                    f"compact is false, but feature_map is {self.feature_map}; "
+                    "only taylor has another form"
+                )
+            feature_size(self.map_name, self.feature_dim)
+
+        @property
+        def map_name(self) -> str:
+            """The kernel's name for the map and its form."""
+            return self.feature_map if self.compact else f"{self.feature_map}_full"
 
         @property
         def features(self) -> int:
             """Features per head."""
-            return feature_size(self.feature_map, self.feature_dim)
+            return feature_size(self.map_name, self.feature_dim, self.random_features)
 
         @property
         def head_size(self) -> int:
@@ -51,20 +108,37 @@ class LinearAttention(Mixer):
 
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             memory = (self.heads, self.features, self.head_size)
-            return (
-                StateTensor("memory", memory, accumulator(dtype)),
-                StateTensor("normaliser", memory[:2], accumulator(dtype)),
-            )
+            parts = [StateTensor("memory", memory, accumulator(dtype))]
+            if self.normalise:
+                parts.append(StateTensor("normaliser", memory[:2], accumulator(dtype)))
+            if self.feature_map == "cosformer":
+                parts.append(StateTensor("position", (), torch.int64))
+            return tuple(parts)
+
+        def zoology_state_elements(self, context_len: int) -> int | None:
+            if not self.normalise:
+                return None
+            # It counts a Taylor map as compact though it computes with the full one, and random
+            # features as if they were as many as the numbers they are made of.
+            counted = feature_size(self.feature_map, self.feature_dim, self.feature_dim)
+            return self.heads * counted * (self.head_size + 1)
 
         def flops(self, context_len: int) -> int:
             projections = 4 * self.d_model * (self.heads * self.feature_dim + self.d_model)
-            write_and_read = 4 * self.heads * self.features * (self.head_size + 1)
+            memory = self.heads * self.features * self.head_size
+            normaliser = self.heads * self.features if self.normalise else 0
             feature_maps = 4 * self.heads * self.features
-            return projections + write_and_read + feature_maps
+            if self.feature_map == "performer":
+                feature_maps *= self.feature_dim  # a product with the random rows for q and for k
+            forget = memory if self.fixed_decay else 0
+            mix = 2 * self.d_model * self.heads + self.d_model if self.head_mix else 0
+            return projections + 4 * (memory + normaliser) + feature_maps + forget + mix
 
     config: Config
-    kernels: ClassVar = {"linear_attention": ("reference", "quadratic")}
+    kernels: ClassVar = {"linear_attention": ("reference", "quadratic", "chunked")}
     residual_projections: ClassVar = ("out.weight",)
+    projection: Tensor
+    """Random rows of `performer`; other maps have none."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -74,31 +148,56 @@ class LinearAttention(Mixer):
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
         for linear in (self.qk, self.value, self.out):
             nn.init.normal_(linear.weight, std=INIT_STD)
+        if config.head_mix:
+            self.head_scale = nn.Linear(config.d_model, config.heads)
+            nn.init.normal_(self.head_scale.weight, std=INIT_STD)
+            nn.init.ones_(self.head_scale.bias)
+        if config.feature_map == "performer":
+            rows_PK = orthogonal_projection(config.random_features, config.feature_dim)
+            self.register_buffer("projection", rows_PK)
 
-    def _mix(
-        self, x_BTD: Tensor, memory: Tensor | None, normaliser: Tensor | None, keep_state: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        q, k = self.qk(x_BTD).unflatten(-1, (2, self.config.heads, -1)).unbind(2)
-        v = self.value(x_BTD).unflatten(-1, (self.config.heads, -1))
+    def _mix(self, x_BTD: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Return the output, and the new state if one is given."""
+        config, given = self.config, state or {}
+        q, k = self.qk(x_BTD).unflatten(-1, (2, config.heads, -1)).unbind(2)
+        v = self.value(x_BTD).unflatten(-1, (config.heads, -1))
+        position_BT = None
+        if config.feature_map == "cosformer":
+            position_BT = torch.arange(x_BTD.shape[1], device=x_BTD.device)[None]
+            if state is not None:
+                position_BT = position_BT + state["position"][:, None]
         y_BTHV, memory, normaliser = linear_attention(
             q,
             k,
             v,
-            feature_map=self.config.feature_map,
-            memory_BHFV=memory,
-            normaliser_BHF=normaliser,
-            keep_state=keep_state,
+            feature_map=config.map_name,
+            projection_PK=self.projection if config.feature_map == "performer" else None,
+            position_BT=position_BT,
+            max_len=config.max_len,
+            log_decay_H=self._log_decay() if config.fixed_decay else None,
+            normalise=config.normalise,
+            memory_BHFV=given.get("memory"),
+            normaliser_BHF=given.get("normaliser"),
+            keep_state=state is not None,
             backend=self.backends["linear_attention"],
         )
-        return self.out(y_BTHV.flatten(-2)), memory, normaliser
+        if config.head_mix:
+            y_BTHV = y_BTHV * self.head_scale(x_BTD)[..., None]
+        kept = {"memory": memory, "normaliser": normaliser}
+        if state is not None and position_BT is not None:
+            kept["position"] = state["position"] + x_BTD.shape[1]
+        return self.out(y_BTHV.flatten(-2)), {n: t for n, t in kept.items() if t is not None}
+
+    def _log_decay(self) -> Tensor:
+        """log(g) of each head."""
+        head_H = torch.arange(self.config.heads, device=self.out.weight.device)
+        return torch.log1p(-torch.exp2(FASTEST_DECAY - head_H.double()))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self._mix(x_BTD, None, None, False)[0]
+        return self._mix(x_BTD, None)[0]
 
     def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        y_BTD, memory, normaliser = self._mix(x_BTD, state["memory"], state["normaliser"], True)
-        assert memory is not None and normaliser is not None
-        return y_BTD, {"memory": memory, "normaliser": normaliser}
+        return self._mix(x_BTD, state)
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         y_B1D, new_state = self.mix(x_BD[:, None], state)

@@ -191,13 +191,13 @@ def test_taylor_features_have_the_taylor_kernel(size: int) -> None:
     assert features(q).shape[-1] == feature_size("taylor", size)
 
 
-def test_taylor_map_of_16_has_153_features() -> None:
-    assert feature_size("taylor", 16) == 153
+def test_taylor_map_of_16_has_153_features_and_273_in_full() -> None:
+    assert (feature_size("taylor", 16), feature_size("taylor_full", 16)) == (153, 273)
 
 
 def test_unknown_feature_map_is_named_with_what_exists() -> None:
-    with pytest.raises(ValueError, match="no feature map 'elu'; there is: taylor"):
-        feature_size("elu", 16)
+    with pytest.raises(ValueError, match="no feature map 'gelu'; there are: taylor, "):
+        feature_size("gelu", 16)
 
 
 def test_rotation_depends_on_the_distance_alone() -> None:

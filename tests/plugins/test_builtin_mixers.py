@@ -23,7 +23,7 @@ REFUSED: list[tuple[str, int, dict[str, Value], str]] = [
     ("sliding_window", 6, {"heads": 2, "rope": True}, "rope needs an even head size"),
     ("linear_attention", 32, {"heads": 6}, "heads is 6; it must divide the width 32"),
     ("linear_attention", 32, {"feature_dim": 0}, "feature_dim is 0; it must be at least 1"),
-    ("linear_attention", 32, {"feature_map": "elu"}, "no feature map 'elu'; there is: taylor"),
+    ("linear_attention", 32, {"feature_map": "gelu"}, "no feature map 'gelu'; there are: taylor,"),
     ("base_conv", 32, {"kernel": 1}, "kernel is 1; it must be at least 2"),
     ("gated_delta", 32, {"heads": 0}, "heads is 0; it must be at least 1"),
     ("gated_delta", 32, {"head_dim": -8}, "head_dim is -8; it must be at least 1"),

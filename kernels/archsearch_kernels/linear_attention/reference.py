@@ -1,42 +1,51 @@
 """Definition of causal linear attention: one token after the other, features spelled out.
 
-Shape suffixes: B batch, T tokens, H heads, K query and key size, V value size, F features.
+Shape suffixes: B batch, T tokens, H heads, K numbers before the expansion, V value size, F
+features.
 """
 
 import torch
 from torch import Tensor
 
 from archsearch_kernels.linear_attention import EPSILON
-from archsearch_kernels.linear_attention.taylor import features
-from archsearch_kernels.precision import accumulator
+from archsearch_kernels.linear_attention.feature_maps import Expansion, features_of
 
 
 def linear_attention(
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
     v_BTHV: Tensor,
     *,
+    expansion: Expansion,
+    log_decay_H: Tensor | None,
+    exists_BT: Tensor | None,
+    normalise: bool,
     memory_BHFV: Tensor | None,
     normaliser_BHF: Tensor | None,
     keep_state: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """See `archsearch_kernels.linear_attention.linear_attention`."""
-    compute = accumulator(q_BTHK.dtype)
-    query_BTHF, key_BTHF = features(q_BTHK.to(compute)), features(k_BTHK.to(compute))
-    value_BTHV = v_BTHV.to(compute)
+    query_BTHF = expansion.features(query_BTHK)
+    key_BTHF = features_of(expansion, key_BTHK, exists_BT)
     B, _, H, F = key_BTHF.shape
     if memory_BHFV is None:
-        memory_BHFV = value_BTHV.new_zeros(B, H, F, value_BTHV.shape[-1])
+        memory_BHFV = v_BTHV.new_zeros(B, H, F, v_BTHV.shape[-1])
     if normaliser_BHF is None:
-        normaliser_BHF = value_BTHV.new_zeros(B, H, F)
+        normaliser_BHF = v_BTHV.new_zeros(B, H, F)
     outputs = []
-    for query_BHF, key_BHF, value_BHV in zip(
-        query_BTHF.unbind(1), key_BTHF.unbind(1), value_BTHV.unbind(1), strict=True
+    for query_BHF, key_BHF, v_BHV in zip(
+        query_BTHF.unbind(1), key_BTHF.unbind(1), v_BTHV.unbind(1), strict=True
     ):
-        memory_BHFV = memory_BHFV + key_BHF[..., None] * value_BHV[..., None, :]
-        normaliser_BHF = normaliser_BHF + key_BHF
-        numerator_BHV = torch.einsum("bhf,bhfv->bhv", query_BHF, memory_BHFV)
-        denominator_BH = torch.einsum("bhf,bhf->bh", query_BHF, normaliser_BHF)
-        outputs.append(numerator_BHV / (denominator_BH + EPSILON)[..., None])
-    y_BTHV = torch.stack(outputs, dim=1).to(q_BTHK.dtype)
-    return (y_BTHV, memory_BHFV, normaliser_BHF) if keep_state else (y_BTHV, None, None)
+        if log_decay_H is not None:
+            memory_BHFV = memory_BHFV * log_decay_H.exp()[:, None, None]
+        memory_BHFV = memory_BHFV + key_BHF[..., None] * v_BHV[..., None, :]
+        y_BHV = torch.einsum("bhf,bhfv->bhv", query_BHF, memory_BHFV)
+        if normalise:
+            normaliser_BHF = normaliser_BHF + key_BHF
+            denominator_BH = torch.einsum("bhf,bhf->bh", query_BHF, normaliser_BHF)
+            y_BHV = y_BHV / (denominator_BH + EPSILON)[..., None]
+        outputs.append(y_BHV)
+    y_BTHV = torch.stack(outputs, dim=1)
+    if not keep_state:
+        return y_BTHV, None, None
+    return y_BTHV, memory_BHFV, normaliser_BHF if normalise else None
