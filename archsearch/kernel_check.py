@@ -20,6 +20,9 @@ from archsearch.errors import KernelRefusedError
 TOKENS = (1, 33, 65)
 """One token, and one more than 32 and 64, so that a backend's last block is not full."""
 
+HEAD_SIZES = (16, 20)
+"""One power of two, and one that is none."""
+
 ONE_ROUNDING = 0.3
 """Root mean square of a rounding, in units of the dtype's epsilon: 1 / sqrt(12)."""
 
@@ -68,15 +71,15 @@ class _Finding:
 
 def check_kernels(
     device: torch.device | str,
-    head_sizes: Iterable[int] = (16, 20),
+    head_sizes: Iterable[int] = HEAD_SIZES,
     dtypes: Iterable[torch.dtype] = (torch.float32,),
 ) -> list[KernelVerdict]:
-    """Compare every backend of every family with its reference; one verdict for each dtype."""
+    """Compare every backend that runs on the device with its reference, in each dtype."""
     sizes, wanted = tuple(head_sizes), tuple(dtypes)
     return [
         check(one, backend, device, sizes, dtype)
         for one in families()
-        for backend in one.backends
+        for backend in one.backends_on(torch.device(device).type)
         if backend != REFERENCE
         for dtype in wanted
     ]
@@ -86,7 +89,7 @@ def require(
     name: str,
     backend: str,
     device: torch.device | str,
-    head_sizes: Iterable[int] = (16, 20),
+    head_sizes: Iterable[int] = HEAD_SIZES,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Check one backend once in a process; the reference needs no check.

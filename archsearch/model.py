@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import torch
 from archsearch_kernels import resolve
+from archsearch_kernels.head_loss import resolve_head
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +26,9 @@ from archsearch.errors import PluginError
 from archsearch.mixer import Mixer, State
 from archsearch.registry import load_mixer
 from archsearch.spec import Norm
+
+HEAD = "head_loss"
+"""The kernel family that a population's head calls."""
 
 _INIT_STD = 0.02
 _NORM_EPSILON = 1e-5  # that of torch's LayerNorm
@@ -160,7 +164,8 @@ class LanguageModel(nn.Module):
 def resolve_backends(arch: ArchSpec, device_type: str, dtype: torch.dtype) -> dict[str, str]:
     """Answer `auto` once for every kernel family of an architecture: family -> backend.
 
-    A family that several mixers call gets one backend, which all of them allow.
+    A family that several mixers call gets one backend, which all of them allow. The head's is there
+    too.
 
     Raises:
         PluginError: an unknown mixer, or a mixer that names an unknown family.
@@ -170,9 +175,10 @@ def resolve_backends(arch: ArchSpec, device_type: str, dtype: torch.dtype) -> di
         for name, backends in load_mixer(layer.mixer).kernels.items():
             allowed[name] = allowed.get(name, set(backends)) & set(backends)
     try:
-        return {name: resolve(name, device_type, dtype, allowed[name]) for name in sorted(allowed)}
+        found = {name: resolve(name, device_type, dtype, allowed[name]) for name in sorted(allowed)}
     except LookupError as error:
         raise PluginError(f"architecture {arch.summary}: {error}") from error
+    return {**found, HEAD: resolve_head(device_type, dtype, arch.width)}
 
 
 def _make_norm(kind: Norm, width: int) -> nn.Module:

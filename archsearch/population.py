@@ -25,16 +25,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from archsearch_kernels import REFERENCE
+from archsearch_kernels.head_loss import head_loss, hits
 from torch import Tensor
 from torch.func import functional_call, vmap
 
 from archsearch.arch import ArchSpec
 from archsearch.cost import compute_dtype
 from archsearch.errors import DivergedError
-from archsearch.head import head_loss, hits
 from archsearch.just_read_twice import Asked, just_read_twice
 from archsearch.messages import Rung
-from archsearch.model import LanguageModel, hash32
+from archsearch.model import HEAD, LanguageModel, hash32
 from archsearch.mqar import Examples
 from archsearch.optimiser import FlatAdamW
 from archsearch.spec import TrainSpec
@@ -114,7 +115,7 @@ class Population:
     Args:
         vocab_size: of the model; under an objective that masks, its last token is [MASK].
         seed: of the study; with a member's own seed it decides that member's start.
-        backends: resolved backend of each kernel family.
+        backends: resolved backend of each kernel family; those not named keep the reference.
         dtype: of the master parameters (fp64 in tests). Activations are in this dtype too, but for
             precision `bf16`, where the model sees bf16 copies of the parameters.
 
@@ -143,6 +144,7 @@ class Population:
         self._lay_out(models, dtype)
         self._model = models[0].to(device=self.device, dtype=dtype)
         self._model.use_backends(backends or {})
+        self._head_backend = (backends or {}).get(HEAD, REFERENCE)
         self._mask_token = vocab_size - 1
         self._mask_seed = torch.tensor([_number("mask", seed)], device=self.device)
         self._dropout_M = torch.tensor(
@@ -213,7 +215,13 @@ class Population:
             self._working_MP.copy_(self.flat_MP)
         hidden_MND = self._hidden(asked.tokens, asked.at, keys_M)
         head_MVD = self._parameters[self._model.arch.head_matrix]
-        loss_M = head_loss(hidden_MND, head_MVD, asked.labels, asked.weights)
+        loss_M = head_loss(
+            hidden_MND,
+            head_MVD,
+            labels_N=asked.labels,
+            weights_N=asked.weights,
+            backend=self._head_backend,
+        )
         gradients = torch.autograd.grad(loss_M.sum(), list(self._parameters.values()))
         torch._foreach_copy_(list(self._views(optimiser.grad_MP).values()), list(gradients))
         self.alive_M &= loss_M.isfinite()
@@ -309,7 +317,8 @@ class Population:
             found_M = torch.zeros(len(self.members), dtype=torch.int64, device=self.device)
             for tokens_BT, at_BK, labels_BK in examples.batches(self.train_spec.test_batch_size):
                 hidden_MND = self._hidden(tokens_BT, at_BK, None)
-                found_M += hits(hidden_MND, head_MVD, labels_BK.flatten())
+                labels_N = labels_BK.flatten()
+                found_M += hits(hidden_MND, head_MVD, labels_N, backend=self._head_backend)
             share_M = found_M.double() / examples.labels.numel()
             found_S.append(share_M.masked_fill(~self.alive_M, 0.0))
         names = [examples.name for examples in data]

@@ -26,7 +26,7 @@ from archsearch.errors import (
     InfeasibleError,
     KernelRefusedError,
 )
-from archsearch.kernel_check import require
+from archsearch.kernel_check import HEAD_SIZES, require
 from archsearch.messages import (
     Evaluated,
     Evaluation,
@@ -40,7 +40,7 @@ from archsearch.messages import (
     TrialRequest,
 )
 from archsearch.mixer import Mixer
-from archsearch.model import resolve_backends
+from archsearch.model import HEAD, resolve_backends
 from archsearch.mqar import generate
 from archsearch.population import Population, members_of
 from archsearch.profile import device_model, profile
@@ -79,7 +79,8 @@ def _run(request: TrialRequest) -> Iterator[Event]:
     dtype = compute_dtype(request.train.precision)
     backends = resolve_backends(request.arch, request.device, dtype)
     for family, backend in backends.items():
-        require(family, backend, request.device, dtype=dtype)
+        sizes = (request.arch.width,) if family == HEAD else HEAD_SIZES
+        require(family, backend, request.device, sizes, dtype)
     if request.train_wanted:
         yield from _train(request, backends)
     yield Profiled(

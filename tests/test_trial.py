@@ -104,7 +104,11 @@ def test_a_trial_starts_reports_rungs_scores_and_profiles() -> None:
     evaluation = evaluation_of(events)
     assert evaluation.rungs == tuple(event for event in events if isinstance(event, Rung))
     assert (evaluation.arch_hash, evaluation.recipe_hash) == (ARCH.arch_hash, asked.recipe_hash)
-    assert evaluation.kernel_backends == {"attention": "sdpa", "short_conv": "reference"}
+    assert evaluation.kernel_backends == {
+        "attention": "sdpa",
+        "head_loss": "blocked",
+        "short_conv": "reference",
+    }
     assert [(m.learning_rate, m.seed) for m in evaluation.members] == [
         (1e-2, 0),
         (1e-2, 1),
@@ -300,7 +304,7 @@ def test_a_diverged_rate_is_counted_and_not_chosen() -> None:
 def test_a_backend_that_differs_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(family: str, backend: str, device: str, dtype: torch.dtype) -> None:
+    def refuse(family: str, backend: str, *_: object) -> None:
         raise KernelRefusedError(f"kernel '{family}', backend '{backend}' differs")
 
     monkeypatch.setattr(trial, "require", refuse)

@@ -7,7 +7,7 @@ optional. Knows nothing of any family's mathematics.
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -64,7 +64,8 @@ class Family:
 
     `op` is the public function; `backends` maps a name to `"module:function"`; `make_inputs`
     returns fp64 inputs on the CPU; `auto` maps (device type, dtype) to the backend that `resolve`
-    picks, and what it does not list is the reference.
+    picks, and what it does not list is the reference; `only_on` names the device type of backends
+    that run on no other.
     """
 
     name: str
@@ -72,9 +73,17 @@ class Family:
     backends: Mapping[str, str]
     make_inputs: Callable[[Sizes], Call]
     auto: Mapping[tuple[str, torch.dtype], str]
+    only_on: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert REFERENCE in self.backends and set(self.auto.values()) <= set(self.backends)
+        assert set(self.only_on) <= set(self.backends) - {REFERENCE}
+
+    def backends_on(self, device_type: str) -> tuple[str, ...]:
+        """Backends that run on a type of device."""
+        return tuple(
+            name for name in self.backends if self.only_on.get(name, device_type) == device_type
+        )
 
     def load(self, backend: str) -> Callable[..., Any]:
         """Import one backend and return its function.

@@ -2,21 +2,20 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import archsearch_kernels
 import pytest
 import torch
 from archsearch_kernels import Sizes, families, family, resolve
 
+PACKAGE = Path(archsearch_kernels.__file__).parent
+
 
 def test_families_are_the_folders_of_the_package() -> None:
-    names = [one.name for one in families()]
-    assert names == [
-        "attention",
-        "gated_delta",
-        "linear_attention",
-        "short_conv",
-        "sliding_window",
-    ]
+    folders = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+    assert [one.name for one in families()] == folders
+    assert {"attention", "head_loss"} <= set(folders)
 
 
 @pytest.mark.parametrize("one", families(), ids=lambda one: one.name)
@@ -46,6 +45,12 @@ def test_auto_is_a_table_and_never_leaves_what_is_allowed() -> None:
     assert resolve("sliding_window", "cpu", torch.bfloat16) == "blocked"
     assert resolve("sliding_window", "cuda", torch.bfloat16) == "masked"
     assert resolve("attention", "mps", torch.float32) == "reference"
+
+
+def test_backends_for_one_kind_of_device_are_left_out_elsewhere() -> None:
+    assert family("head_loss").backends_on("cpu") == ("reference", "blocked")
+    assert family("head_loss").backends_on("cuda") == ("reference", "blocked", "triton")
+    assert family("attention").backends_on("cpu") == tuple(family("attention").backends)
 
 
 def test_references_import_no_backend_and_no_service() -> None:
