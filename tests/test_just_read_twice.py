@@ -18,6 +18,7 @@ from archsearch import just_read_twice as module
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.bundle import load_bundle
 from archsearch.cli import app
+from archsearch.compose import count
 from archsearch.cost import known_metrics, parameters
 from archsearch.export import export_trial
 from archsearch.just_read_twice import just_read_twice
@@ -150,12 +151,18 @@ def hand_written_loss(
 
 
 @pytest.mark.parametrize(
-    "objective", [JustReadTwice(), JustReadTwice(mask_share=0.4, mask_weight=2.0, prefix=14)]
+    ("mixer", "fields", "objective"),
+    [
+        ("attention", {}, MASKING),
+        ("attention", {}, JustReadTwice(mask_share=0.4, mask_weight=2.0, prefix=14)),
+        # Reads the first 9 tokens as a whole, whatever the prefix of the objective is.
+        ("prefix_linear", {"prefix_len": 9}, MASKING),
+    ],
 )
 def test_members_equal_models_trained_alone_on_the_hand_written_loss(
-    objective: JustReadTwice,
+    mixer: str, fields: dict[str, Any], objective: JustReadTwice
 ) -> None:
-    arch, train = stack("base_conv", "attention"), spec(objective, epochs=2)
+    arch, train = stack("base_conv", mixer, **fields), spec(objective, epochs=1)
     data = generate(task(), "train", "cpu")
     together = population(arch, train)
     (rung,) = together.train(data, generate(task(), "selection", "cpu"))
@@ -174,10 +181,10 @@ def test_members_equal_models_trained_alone_on_the_hand_written_loss(
                     loss.backward()
                     optimiser.step()
                     losses.append(loss.item())
-        assert rung.step == len(losses) == 16
+        assert rung.step == len(losses) == 8
         assert rung.train_loss[index] == pytest.approx(sum(losses) / len(losses), abs=1e-9)
         for name, value in model.state_dict().items():
-            # fp64, 16 steps: only the order of sums differs; see test_population.
+            # fp64, 8 steps: only the order of sums differs; see test_population.
             found = together.weights(index)[name]
             torch.testing.assert_close(found, value, rtol=0, atol=1e-9, msg=name)
 
@@ -301,12 +308,15 @@ def test_defaults_keep_the_keys_of_earlier_results() -> None:
     assert TrainSpec.model_validate_json(TINY.train.canonical_json) == TINY.train
 
 
-def test_linear_attention_learns_recall_from_masked_pairs_read_twice() -> None:
+@pytest.mark.parametrize(
+    ("mixer", "fields"), [("linear_attention", {}), ("prefix_linear", {"prefix_len": 16})]
+)
+def test_recall_is_learnt_from_masked_pairs_read_twice(mixer: str, fields: dict[str, Any]) -> None:
     train = TINY.train.model_copy(
         update={"objective": JustReadTwice(), "learning_rates": (2e-2,), "seeds": 1}
     )
     twice = TINY.task.model_copy(update={"prompt": "twice"})
-    arch = stack("base_conv", "linear_attention", width=32)
+    arch = stack("base_conv", mixer, width=32, **fields)
     (evaluated,) = (
         event
         for event in events_of(request(arch, task=twice, train=train))
@@ -328,3 +338,5 @@ def test_the_study_is_previewed_and_names_prompt_and_loss(
     assert "mqar, recipe custom, prompt twice" in result.output
     assert "just_read_twice (0.15 masked, weight 0.25)" in result.output
     assert list(tmp_path.iterdir()) == []
+    study = load_study(STUDY)
+    assert study.search.trials == count(study.model)
