@@ -18,7 +18,7 @@ heads, `split` of them cut from one memory's head, RMS-normalise theirs. alpha, 
 the output are those of `gated_delta`. With `linear: mamba2` the memory is Mamba-2's, S_t = alpha_t
 S_{t-1} + d_t v_t k_t^T, where d_t = softplus(W_d x_t + b) and alpha_t = exp(-exp(A) d_t).
 
-The rows of the paper's table of ablations, besides `chunk` (64, and 128 in the last):
+The rows of the paper's table of ablations, besides `chunk` (64 there, and 128 in one row):
 
     Attn Out, GDN Out                 inside: softmax, inside: linear (operator in the own chunk)
     w/o LAttn Decay                   decay_through: false (none where a chunk is kept)

@@ -21,6 +21,7 @@ def look(q_BTAI: Tensor, k_BJAI: Tensor, v_BJAU: Tensor, factor_BATJ: Tensor) ->
     highest = seen.amax(-1, keepdim=True)
     highest = highest.masked_fill(highest == -torch.inf, 0.0)
     weight_BATJ = factor_BATJ * (score_BATJ - highest).clamp(max=STEEPEST).exp()
-    total_BAT1 = weight_BATJ.sum(-1, keepdim=True)
-    share_BATJ = weight_BATJ / (total_BAT1 + (total_BAT1 == 0))
-    return torch.einsum("batj,bjau->btau", share_BATJ, v_BJAU)
+    total_BTA1 = weight_BATJ.sum(-1).transpose(1, 2)[..., None]
+    summed_BTAU = torch.einsum("batj,bjau->btau", weight_BATJ, v_BJAU)
+    z_BTAU: Tensor = summed_BTAU / (total_BTA1 + (total_BTA1 == 0))
+    return z_BTAU
