@@ -15,13 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from archsearch.errors import PluginError, nearest
 from archsearch.mixer import Mixer
 from archsearch.registry import (
+    canonical,
     channel_mixer_names,
     load_mixer,
     make_config,
     mixer_fields,
     mixer_names,
 )
-from archsearch.space import Value
+from archsearch.space import Part, Value
 from archsearch.spec import Norm
 
 NO_MIXER = "none"
@@ -29,23 +30,49 @@ NO_MIXER = "none"
 
 
 class LayerSpec(BaseModel):
-    """One mixer and the value of each of its fields."""
+    """One mixer, the value of each of its fields, and its parts if it is made of mixers.
+
+    `parts` has no parts itself. It is left out of the JSON if empty.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mixer: str
     fields: dict[str, Value]
+    parts: tuple["LayerSpec", ...] = Field(default=(), exclude_if=lambda parts: not parts)
 
     @model_validator(mode="after")
-    def _fill_defaults(self) -> Self:
-        declared = mixer_fields(self.mixer)
-        filled = {name: field.default for name, field in declared.items()} | self.fields
-        object.__setattr__(self, "fields", dict(sorted(filled.items())))
+    def _make_canonical(self) -> Self:
+        fields, parts = canonical(self.mixer, self.fields, self._plain_parts)
+        object.__setattr__(self, "fields", fields)
+        layers = (LayerSpec(mixer=part.mixer, fields=dict(part.fields)) for part in parts)
+        object.__setattr__(self, "parts", tuple(layers))
         return self
+
+    @staticmethod
+    def from_stored(plain: Mapping[str, Any]) -> "LayerSpec":
+        """A layer exactly as its JSON says, unchecked."""
+        parts = tuple(LayerSpec.from_stored(part) for part in plain.get("parts", ()))
+        return LayerSpec.model_construct(**{**plain, "parts": parts})
+
+    @property
+    def _plain_parts(self) -> tuple[Part, ...]:
+        return tuple(Part(part.mixer, part.fields) for part in self.parts)
+
+    @property
+    def nested(self) -> tuple["LayerSpec", ...]:
+        """The layer itself, then its parts."""
+        return (self, *self.parts)
+
+    @property
+    def label(self) -> str:
+        """The mixer with the names of its parts, such as `parallel(gated_delta+attention)`."""
+        names = "+".join(part.mixer for part in self.parts)
+        return f"{self.mixer}({names})" if names else self.mixer
 
     def config(self, width: int) -> Mixer.Config:
         """Build the mixer's config. Raises PluginError or InfeasibleError."""
-        return make_config(self.mixer, width, self.fields)
+        return make_config(self.mixer, width, self.fields, self._plain_parts)
 
 
 class ChannelSpec(BaseModel):
@@ -116,11 +143,17 @@ class ArchSpec(BaseModel):
         """
         return ArchSpec.model_construct(
             width=plain["width"],
-            layers=tuple(LayerSpec.model_construct(**layer) for layer in plain["layers"]),
+            layers=tuple(LayerSpec.from_stored(layer) for layer in plain["layers"]),
             channel_mixer=ChannelSpec.model_construct(**plain["channel_mixer"]),
             norm=plain.get("norm", "layernorm"),
             tied_head=plain.get("tied_head", True),
         )
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """Names of all mixers in it, sorted: of layers, of their parts, and the channel mixer."""
+        names = {one.mixer for layer in self.layers for one in layer.nested}
+        return tuple(sorted((names | {self.channel_mixer.kind}) - {NO_MIXER}))
 
     @property
     def head_matrix(self) -> str:
@@ -144,4 +177,5 @@ def _layer_summary(layer: LayerSpec) -> str:
             for name, value in layer.fields.items()
             if name not in declared or declared[name].domain is not None
         ]
+    shown[:0] = ["+".join(map(_layer_summary, layer.parts))] if layer.parts else []
     return f"{layer.mixer}({', '.join(shown)})" if shown else layer.mixer

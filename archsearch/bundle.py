@@ -81,9 +81,8 @@ def save_bundle(
         plugins: one-off mixer files of the study; those that the architecture uses are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    used = {layer.mixer for layer in arch.layers}
     for plugin in plugins:
-        if plugin.name in used:
+        if plugin.name in arch.mixers:
             (folder / "plugins").mkdir(exist_ok=True)
             (folder / "plugins" / f"{plugin.name}.py").write_text(plugin.source, "utf-8")
     described = {

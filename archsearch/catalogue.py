@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 from archsearch.errors import PluginError
-from archsearch.registry import load_mixer, mixer_fields, mixer_names
+from archsearch.registry import default_parts, load_mixer, mixer_fields, mixer_names
 from archsearch.space import Field, Range
 
 Json = dict[str, Any]
@@ -43,6 +43,7 @@ def _mixer(name: str) -> Json:
 def mixers_text() -> str:
     """The same for people: a paragraph a mixer, a line a field."""
     return "\n\n".join(map(_paragraph, mixers_values()))
+        "parts": [part.mixer for part in default_parts(name)],
 
 
 def _paragraph(values: Json) -> str:
@@ -64,3 +65,6 @@ def _domain(field: Field) -> str:
         step = "doubling" if domain.scale == "log2" else f"step {domain.step}"
         return f"{domain.low} to {domain.high}, {step}"
     return " | ".join(map(str, domain.values))
+    if values["parts"]:
+        usual = ", ".join(values["parts"])
+        lines.append(f"    {'parts':<12} two mixers or more, default {usual}")

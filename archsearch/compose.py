@@ -3,7 +3,8 @@
 Every way of picking an architecture (a sampler, a random draw, a walk over the whole space, a
 corner) is a `choose` function asked, by name, for one of several candidates. A choice that has one
 candidate is never asked. Names are `width`, `repeat`, `layer0.mixer`, `layer0.<mixer>.<field>`,
-`channel_mixer` and `channel_mixer.<kind>.ratio`.
+`channel_mixer` and `channel_mixer.<kind>.ratio`. Within a mixer made of mixers, part 0 is
+`layer0.<mixer>.part0`, and its choices are `layer0.<mixer>.part0.mixer` and so on.
 """
 
 import math
@@ -57,17 +58,23 @@ def _layer(name: str, slot: Slot, pick: Choose) -> LayerSpec | None:
     fields = {
         key: pick(f"{name}.{mixer}.{key}", candidates) for key, candidates in option.fields.items()
     }
-    return LayerSpec(mixer=mixer, fields=fields)
+    parts = [_layer(f"{name}.{mixer}.part{i}", part, pick) for i, part in enumerate(option.parts)]
+    return LayerSpec(mixer=mixer, fields=fields, parts=tuple(part for part in parts if part))
 
 
 def count(model: ModelSpec) -> int:
     """Number of ways to choose; architectures equal up to inactive choices count once each way."""
-    slots = math.prod(
-        sum(math.prod(len(values) for values in option.fields.values()) for option in slot.options)
-        for slot in model.layers
-    )
+    slots = math.prod(map(_ways, model.layers))
     channels = sum(max(1, len(option.ratio)) for option in model.channel_mixer)
     return len(model.width) * len(model.repeat) * slots * channels
+
+
+def _ways(slot: Slot) -> int:
+    """Number of ways to choose in one slot."""
+    return sum(
+        math.prod([*map(len, option.fields.values()), *map(_ways, option.parts)])
+        for option in slot.options
+    )
 
 
 def draw(model: ModelSpec, rng: random.Random) -> Assignment:

@@ -118,7 +118,12 @@ def brief(spec: StudySpec, arch: ArchSpec) -> str:
     """As `architecture`, without the layers that are the same in the whole study."""
     searched = _searched(spec)
     fixed = {slot.options[0].mixer for slot in spec.model.layers if len(slot.options) == 1}
-    fixed -= {mixer for mixer, _ in searched}
+    fixed -= {mixer for mixer, _ in searched} | {
+        option.mixer
+        for slot in spec.model.layers
+        for option in slot.options
+        if option.parts and slot.is_open
+    }
     layers = [_layer(layer, searched) for layer in arch.layers if layer.mixer not in fixed]
     return (" > ".join(layers) + _around(spec, arch)) if layers else architecture(spec, arch)
 
@@ -127,8 +132,7 @@ def _searched(spec: StudySpec) -> set[tuple[str, str]]:
     """(mixer, field) of everything that has more than one candidate."""
     return {
         (option.mixer, name)
-        for slot in spec.model.layers
-        for option in slot.options
+        for option in spec.model.options
         for name, candidates in option.fields.items()
         if len(candidates) > 1
     }
@@ -138,6 +142,7 @@ def _layer(layer: LayerSpec, searched: set[tuple[str, str]]) -> str:
     shown = [
         f"{name}={value}" for name, value in layer.fields.items() if (layer.mixer, name) in searched
     ]
+    shown[:0] = ["+".join(_layer(part, searched) for part in layer.parts)] if layer.parts else []
     return f"{layer.mixer}({', '.join(shown)})" if shown else layer.mixer
 
 

@@ -71,8 +71,8 @@ class TrialRequest(_Message):
     @property
     def code(self) -> str:
         """Package version, and the content of the one-off plugins that the architecture uses."""
-        used = {layer.mixer for layer in self.arch.layers}
-        digests = sorted(plugin.digest for plugin in self.plugins if plugin.name in used)
+        used = [plugin for plugin in self.plugins if plugin.name in self.arch.mixers]
+        digests = sorted(plugin.digest for plugin in used)
         return "\n".join((__version__, *digests))
 
     @property

@@ -15,6 +15,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from archsearch.space import Parts, Value
+
 State = dict[str, Tensor]
 """What a mixer keeps of the past, by name; every tensor has the batch as its first dimension."""
 
@@ -52,6 +54,18 @@ class Mixer(nn.Module):
         """Fields with declared ranges, defaults and units. Nothing is repeated elsewhere."""
 
         d_model: int
+        parts: Parts = ()
+        """The mixers that a composite mixer is made of; such a one has at least two by default."""
+
+        @classmethod
+        def canonical(
+            cls, values: Mapping[str, Value], parts: Parts
+        ) -> tuple[Mapping[str, Value], Parts]:
+            """Write values and parts in the one way that stands for all that compute the same.
+
+            What it returns is written so already. A composite mixer overrides this.
+            """
+            return values, parts
 
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             """Every tensor kept while decoding one sequence of up to `context_len` tokens.

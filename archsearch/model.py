@@ -95,9 +95,10 @@ class LanguageModel(nn.Module):
 
     def use_backends(self, backends: Mapping[str, str]) -> None:
         """Have every mixer call these backends; families not named keep the reference."""
-        for block in self.layers:
-            mixer = block.mixer
-            mixer.backends |= {name: backends[name] for name in mixer.kernels if name in backends}
+        for mixer in self.modules():
+            if isinstance(mixer, Mixer):
+                known = {name: backends[name] for name in mixer.kernels if name in backends}
+                mixer.backends |= known
 
     @property
     def layers(self) -> tuple[Block, ...]:
@@ -171,8 +172,8 @@ def resolve_backends(arch: ArchSpec, device_type: str, dtype: torch.dtype) -> di
         PluginError: an unknown mixer, or a mixer that names an unknown family.
     """
     allowed: dict[str, set[str]] = {}
-    for layer in arch.layers:
-        for name, backends in load_mixer(layer.mixer).kernels.items():
+    for mixer in arch.mixers:
+        for name, backends in load_mixer(mixer).kernels.items():
             allowed[name] = allowed.get(name, set(backends)) & set(backends)
     try:
         found = {name: resolve(name, device_type, dtype, allowed[name]) for name in sorted(allowed)}

@@ -7,7 +7,7 @@ from archsearch.compose import count
 from archsearch.display import axis_title, loss_title, quantity, task_title, written
 from archsearch.gate import gate
 from archsearch.propose.corners import sample
-from archsearch.spec import KNOWN_BEFORE_TRAINING, Slot, StudySpec
+from archsearch.spec import KNOWN_BEFORE_TRAINING, Option, Slot, StudySpec
 from archsearch.units import format_bytes, format_duration
 
 LOOKED_AT = 100
@@ -105,8 +105,13 @@ def _layers(spec: StudySpec) -> str:
 
 
 def _slot(slot: Slot) -> str:
-    names = [option.mixer for option in slot.options]
+    names = [_option(option) for option in slot.options]
     return names[0] if len(names) == 1 else f"({' | '.join(names)})"
+
+
+def _option(option: Option) -> str:
+    parts = "+".join(map(_slot, option.parts))
+    return f"{option.mixer}({parts})" if parts else option.mixer
 
 
 def _resources(spec: StudySpec) -> str:

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from archsearch.errors import FOREIGN_FAULTS, InfeasibleError, PluginError, nearest
 from archsearch.mixer import Mixer
-from archsearch.space import Field, Value, fields_of
+from archsearch.space import Field, Parts, Value, fields_of
 
 BUILTIN_PACKAGE = "archsearch_plugins"
 ENTRY_POINT_GROUP = "archsearch.mixers"
@@ -153,11 +153,27 @@ def channel_mixer_names() -> tuple[str, ...]:
     return tuple(found)
 
 
-def make_config(name: str, d_model: int, values: Mapping[str, Value]) -> Mixer.Config:
-    """Build a mixer's config from plain values; fields not given take their defaults.
+def default_parts(name: str) -> Parts:
+    """Parts of a composite mixer if none are given; none for every other mixer."""
+    return load_mixer(name).Config.parts
+
+
+def canonical(
+    name: str, values: Mapping[str, Value], parts: Parts
+) -> tuple[dict[str, Value], Parts]:
+    """Every field of a mixer and all its parts, defaults filled in, written in the one way."""
+    filled = {key: field.default for key, field in mixer_fields(name).items()} | dict(values)
+    fields, ordered = load_mixer(name).Config.canonical(filled, parts or default_parts(name))
+    return dict(sorted(fields.items())), ordered
+
+
+def make_config(
+    name: str, d_model: int, values: Mapping[str, Value], parts: Parts = ()
+) -> Mixer.Config:
+    """Build a mixer's config from plain values; what is not given takes its default.
 
     Raises:
-        PluginError: an unknown field.
+        PluginError: an unknown field, or parts of a mixer that has none.
         InfeasibleError: the mixer's own rules exclude these values (its `ValueError`).
     """
     fields = mixer_fields(name)
@@ -167,7 +183,10 @@ def make_config(name: str, d_model: int, values: Mapping[str, Value]) -> Mixer.C
                 f"mixer '{name}' has no field '{key}'{nearest(key, fields)}; "
                 f"its fields: {', '.join(fields) or 'none'}"
             )
+    parts = parts or default_parts(name)
+    if parts and not default_parts(name):
+        raise PluginError(f"mixer '{name}' is not made of mixers, so it has no parts")
     try:
-        return load_mixer(name).Config(d_model=d_model, **values)
+        return load_mixer(name).Config(d_model=d_model, parts=parts, **values)
     except ValueError as error:
         raise InfeasibleError(f"mixer '{name}': {error}") from error

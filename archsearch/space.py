@@ -12,6 +12,17 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 Value = bool | int | float | str
 
 
+@dataclass(frozen=True)
+class Part:
+    """One of the mixers that a composite mixer is made of, and the values of its fields."""
+
+    mixer: str
+    fields: Mapping[str, Value]
+
+
+Parts = tuple[Part, ...]
+
+
 @dataclass(frozen=True, init=False)
 class Choice:
     """An explicit list of values: `Annotated[int, Choice(1, 2, 4)]`."""
@@ -73,8 +84,8 @@ class Field:
 def fields_of(config: type) -> Mapping[str, Field]:
     """Read the searchable and fixed fields off a config dataclass, in declaration order.
 
-    `d_model` is left out: the model's width gives it. A field is `Annotated[type, domain, "doc"]`,
-    where both annotations are optional.
+    `d_model` and `parts` are left out: the model's width gives the first, the second is no plain
+    value. A field is `Annotated[type, domain, "doc"]`, where both annotations are optional.
 
     Raises:
         TypeError: a field without a default, or of a type that is not bool, int, float or str.
@@ -82,9 +93,9 @@ def fields_of(config: type) -> Mapping[str, Field]:
     hints = get_type_hints(config, include_extras=True)
     found: dict[str, Field] = {}
     for field in dataclasses.fields(config):
-        if field.name == "d_model":
-            continue
         hint = hints[field.name]
+        if field.name == "d_model" or hint == Parts:
+            continue
         annotated = get_origin(hint) is Annotated
         kind, *notes = get_args(hint) if annotated else (hint,)
         where = f"{config.__qualname__}.{field.name}"

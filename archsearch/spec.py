@@ -32,7 +32,8 @@ class _Frozen(BaseModel):
 class Option(_Frozen):
     """One alternative of a slot: a mixer and the candidates of each searched or narrowed field.
 
-    Fields that are not listed keep their defaults. One candidate means fixed.
+    Fields that are not listed keep their defaults. One candidate means fixed. A mixer that is made
+    of mixers has a slot for each of its `parts`.
     """
 
     mixer: str
@@ -40,13 +41,35 @@ class Option(_Frozen):
 
 
 class Slot(_Frozen):
-    """One place in the order of depth; more than one option means that the mixer is searched."""
+    """One place in the order of depth, or one part of a mixer.
+
+    More than one option means that the mixer is searched.
+    """
+    parts: tuple["Slot", ...] = Field(default=(), exclude_if=lambda parts: not parts)
 
     options: tuple[Option, ...]
 
 
 class ChannelOption(_Frozen):
     """One alternative for the channel mixer, with the candidates of its inner ratio."""
+
+    @property
+    def nested(self) -> tuple["Slot", ...]:
+        """The slot itself, then those of the parts of its options."""
+        parts = (part for option in self.options for part in option.parts)
+        return (self, *parts)
+
+    @property
+    def is_open(self) -> bool:
+        """True if there is anything to choose here."""
+        return any(
+            len(slot.options) > 1
+            or any(len(values) > 1 for values in slot.options[0].fields.values())
+            for slot in self.nested
+        )
+
+
+Option.model_rebuild()
 
     kind: str = "none"
     ratio: tuple[float, ...] = ()
@@ -65,6 +88,16 @@ class ModelSpec(_Frozen):
 
 class Segment(_Frozen):
     """`examples` sequences of `length` tokens holding `pairs` key-value pairs.
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All slots: each layer, followed by the parts that it may have."""
+        return tuple(slot for layer in self.layers for slot in layer.nested)
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """All options of all slots."""
+        return tuple(option for slot in self.slots for option in slot.options)
 
     `length` is that of the plain prompt; another prompt puts tokens before it.
     """

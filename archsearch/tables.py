@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from archsearch.arch import LayerSpec
 from archsearch.display import architecture, axis_title, quantity, shown_metrics, written
 from archsearch.front import hypervolume_of, ranked
 from archsearch.records import StudyRecord, TrialRecord, TrialState, losses
@@ -171,14 +172,20 @@ def trial_values(study: StudyRecord, trial: TrialRecord, rank: int | None) -> Js
     }
 
 
+def with_fields(layer: LayerSpec) -> str:
+    """A mixer with all its fields, such as `attention (heads 2, rope False)`."""
+    fields = ", ".join(f"{name} {value}" for name, value in layer.fields.items())
+    return f"{layer.mixer} ({fields})" if fields else layer.mixer
+
+
 def trial_text(study: StudyRecord, trial: TrialRecord, rank: int | None) -> str:
     """One trial for people: architecture, numbers, and what happened to it."""
     place = {None: "no place in the ranking", 0: "on the front"}.get(rank, f"front rank {rank}")
     lines = [f"trial {trial.number} of '{study.name}': {trial.state}, {place}", ""]
     lines += [f"width {trial.arch.width}, channel mixer {trial.arch.channel_mixer.kind}"]
     for depth, layer in enumerate(trial.arch.layers):
-        fields = ", ".join(f"{name} {value}" for name, value in layer.fields.items())
-        lines.append(f"layer {depth}: {layer.mixer}" + (f" ({fields})" if fields else ""))
+        lines.append(f"layer {depth}: {with_fields(layer)}")
+        lines += [f"  part {i}: {with_fields(part)}" for i, part in enumerate(layer.parts)]
     if trial.metrics:
         rows = [
             (quantity(name).label, written(name, value)) for name, value in trial.metrics.items()

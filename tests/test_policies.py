@@ -19,8 +19,9 @@ LAYERS: dict[str, int] = {
     module: layer
     for layer, modules in enumerate(
         [
-            "errors pareto units space mixer snapshot head",
-            "registry spec yaml_file",
+            "errors pareto units space snapshot head",
+            "mixer spec yaml_file",
+            "registry",
             "arch mqar optimiser recipes",
             "messages compose display testing kernel_check catalogue",
             "records model",

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from archsearch.errors import SpecError
 from archsearch.recipes import RECIPES
-from archsearch.registry import mixer_fields, mixer_names
+from archsearch.registry import default_parts, mixer_fields, mixer_names
 from archsearch.spec import ChannelOption, JustReadTwice, Limit, Metric, Objective, StudySpec
 from archsearch.study_file import load_study, study_schema
 from archsearch.yaml_file import read_yaml
@@ -286,7 +286,8 @@ def test_the_schema_is_a_schema_and_names_what_is_installed() -> None:
     mixers = schema["$defs"]["mixer"]["properties"]
     assert [*mixers] == list(mixer_names())
     for name, described in mixers.items():
-        assert [*described["properties"]] == [*mixer_fields(name)]
+        parts = ["parts"] if default_parts(name) else []
+        assert [*described["properties"]] == [*parts, *mixer_fields(name)]
     assert "tokens a token sees" in mixers["sliding_window"]["properties"]["window"]["description"]
     text = json.dumps(schema)
     assert all(f'"{name}"' in text for name in (*RECIPES, *get_args(Metric)))

@@ -56,10 +56,10 @@ def resolve_sampler(spec: StudySpec) -> dict[str, Any]:
 
 def _is_plain(model: ModelSpec) -> bool:
     """True if no choice depends on another, and at least half are evenly spaced integers."""
-    if any(len(slot.options) > 1 for slot in model.layers) or len(model.channel_mixer) > 1:
+    if any(len(slot.options) > 1 for slot in model.slots) or len(model.channel_mixer) > 1:
         return False
     asked: list[tuple[Value, ...]] = [model.width, model.repeat]
-    asked += [values for slot in model.layers for values in slot.options[0].fields.values()]
+    asked += [values for option in model.options for values in option.fields.values()]
     asked.append(model.channel_mixer[0].ratio)
     open_choices = [values for values in asked if len(values) > 1]
     spaced = [values for values in open_choices if _step(values) is not None]

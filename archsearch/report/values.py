@@ -1,12 +1,14 @@
 """What the report shows of a study, as plain JSON values: points, front, shares, failures.
 
 Families colour the points: the family of an architecture is the mixer, among the layers that the
-study searches, that keeps the most state. Knows nothing of HTML or drawing.
+study searches, that keeps the most state. One that is made of mixers is named with them, in the
+order of the alphabet. Knows nothing of HTML or drawing.
 """
 
+import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from archsearch.arch import NO_MIXER, ArchSpec, LayerSpec
@@ -27,7 +29,7 @@ from archsearch.front import hypervolume_of, ranked
 from archsearch.messages import Evaluation
 from archsearch.mixer import state_bytes
 from archsearch.records import StudyRecord, TrialRecord, TrialState, losses
-from archsearch.spec import StudySpec
+from archsearch.spec import Slot, StudySpec
 from archsearch.units import format_duration
 
 Json = dict[str, Any]
@@ -42,16 +44,36 @@ SHAPES = ("circle", "square", "triangle", "diamond", "down", "plus", "star", "he
 def families(spec: StudySpec) -> list[str]:
     """Every mixer a study can use, in the order the study file names them; searched ones first."""
     found: dict[str, None] = {}
-    for slot in sorted(spec.model.layers, key=lambda slot: len(slot.options) == 1):
-        found.update(dict.fromkeys(option.mixer for option in slot.options))
+    for slot in sorted(spec.model.layers, key=lambda slot: len(_slot_families(slot)) == 1):
+        found.update(dict.fromkeys(_slot_families(slot)))
     found.pop(NO_MIXER, None)
     return list(found)
+
+
+def _slot_families(slot: Slot) -> list[str]:
+    """Families in a slot: one for each option, or for each choice of the mixers it is made of."""
+    return [
+        _named(option.mixer, parts)
+        for option in slot.options
+        for parts in itertools.product(*([o.mixer for o in part.options] for part in option.parts))
+    ]
+
+
+def _named(mixer: str, parts: Iterable[str]) -> str:
+    names = "+".join(sorted(parts))
+    return f"{mixer}({names})" if names else mixer
+
+
+def layer_family(layer: LayerSpec) -> str:
+    """The family of one layer."""
+    return _named(layer.mixer, (part.mixer for part in layer.parts))
 
 
 def styles(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, tuple[str, str]]:
     """Colour and shape of every mixer of the study, the same for as long as its space is."""
     names = families(spec)
-    names += sorted({layer.mixer for trial in trials for layer in trial.arch.layers} - set(names))
+    used = {layer_family(layer) for trial in trials for layer in trial.arch.layers}
+    names += sorted(used - set(names))
     return {
         # Shapes move on by one each time the colours begin again.
         name: (COLOURS[index % len(COLOURS)], SHAPES[(index + index // len(COLOURS)) % len(SHAPES)])
@@ -61,11 +83,12 @@ def styles(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, tuple[st
 
 def family(spec: StudySpec, arch: ArchSpec) -> str:
     """Name the mixer that says most about an architecture (see the module's first lines)."""
-    fixed = {slot.options[0].mixer for slot in spec.model.layers if len(slot.options) == 1}
-    layers = [layer for layer in arch.layers if layer.mixer not in fixed] or list(arch.layers)
+    kinds = [_slot_families(slot) for slot in spec.model.layers]
+    fixed = {names[0] for names in kinds if len(names) == 1}
+    layers = [one for one in arch.layers if layer_family(one) not in fixed] or list(arch.layers)
     sizes = [_state_of(spec, arch.width, layer) for layer in layers]
     # The deepest wins a tie.
-    return layers[max(range(len(layers)), key=lambda depth: (sizes[depth], depth))].mixer
+    return layer_family(layers[max(range(len(layers)), key=lambda depth: (sizes[depth], depth))])
 
 
 def _state_of(spec: StudySpec, width: int, layer: LayerSpec) -> int:
@@ -207,10 +230,7 @@ def _detail(spec: StudySpec, trial: TrialRecord) -> Json:
     evaluation = trial.evaluation
     detail: Json = {
         "width": trial.arch.width,
-        "layers": [
-            {"mixer": layer.mixer, "fields": {key: str(val) for key, val in layer.fields.items()}}
-            for layer in trial.arch.layers
-        ],
+        "layers": [{"mixer": layer.label, "fields": _fields(layer)} for layer in trial.arch.layers],
         "hash": trial.arch.arch_hash,
         "violations": list(trial.violations),
         "device": trial.profile.device_model if trial.profile else None,
@@ -231,6 +251,14 @@ def _detail(spec: StudySpec, trial: TrialRecord) -> Json:
             "train_time": format_duration(evaluation.train_seconds),
         }
     return detail
+
+
+def _fields(layer: LayerSpec) -> dict[str, str]:
+    """All fields of a layer as text, those of its parts under their number and mixer."""
+    found = {name: str(value) for name, value in layer.fields.items()}
+    for i, part in enumerate(layer.parts):
+        found |= {f"{i}.{part.mixer}.{name}": value for name, value in _fields(part).items()}
+    return found
 
 
 def curves(evaluation: Evaluation) -> list[tuple[float, list[tuple[float, float]]]]:
@@ -258,7 +286,7 @@ def _shares(trials: Sequence[TrialRecord], ranks: dict[int, int]) -> list[Json]:
         if trial.number in ranks:
             side = "on" if ranks[trial.number] == 0 else "off"
             for depth, layer in enumerate(trial.arch.layers):
-                layers[depth][side][layer.mixer] += 1
+                layers[depth][side][layer_family(layer)] += 1
     return [
         {"layer": depth, "on": dict(sides["on"]), "off": dict(sides["off"])}
         for depth, sides in sorted(layers.items())

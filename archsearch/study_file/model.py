@@ -2,7 +2,9 @@
 
 A layer is a mixer's name (its defaults), `{mixer: {field: narrowing}}` (the listed fields are fixed
 or searched), or `{one_of: [...]}` (a bare name is searched over its declared ranges; `none` leaves
-the layer out). Asks the registry which mixers there are; knows nothing of tasks or training.
+the layer out). A mixer that is made of mixers may list its `parts`, each written as a layer is;
+they have no parts themselves and are never left out. Asks the registry which mixers there are;
+knows nothing of tasks or training.
 """
 
 import itertools
@@ -11,8 +13,15 @@ from typing import get_args
 
 from archsearch.arch import NO_MIXER, ChannelSpec
 from archsearch.errors import FOREIGN_FAULTS, InfeasibleError, PluginError, nearest
-from archsearch.registry import channel_mixer_names, make_config, mixer_fields, mixer_names
-from archsearch.space import Field, Value
+from archsearch.registry import (
+    canonical,
+    channel_mixer_names,
+    default_parts,
+    make_config,
+    mixer_fields,
+    mixer_names,
+)
+from archsearch.space import Field, Part, Parts, Value
 from archsearch.spec import ChannelOption, ModelSpec, Norm, Option, Slot
 from archsearch.study_file.fields import candidates
 from archsearch.study_file.grammar import (
@@ -33,6 +42,7 @@ from archsearch.study_file.grammar import (
 )
 
 ONE_OF = "one_of"
+PARTS = "parts"
 DEFAULT_WIDTH = 64
 DEFAULT_RATIO = 4.0
 MAX_LAYERS = 256
@@ -41,6 +51,7 @@ _MAX_TRIES = 5000
 
 _LAYER = "a mixer's name, {mixer: {field: value}}, or {one_of: [...]}"
 _ALTERNATIVE = f"a mixer's name, {{mixer: {{field: value}}}}, or {NONE}"
+_PART = "a mixer's name, {mixer: {field: value}}, or {one_of: [...]}, without parts and none"
 _CHANNEL = f"{NONE}, a channel mixer's name, {{swiglu: {{ratio: 4}}}}, or {{one_of: [...]}}"
 _RATIOS = one_or_list(number("a ratio above 0", above=0))
 CHANNEL = section((Key("ratio", _RATIOS, "Inner width over model width; 4 if not given."),))
@@ -54,21 +65,37 @@ def _layers(cursor: Cursor) -> tuple[Slot, ...]:
     return items(cursor, _slot, distinct=False)
 
 
-def _slot(cursor: Cursor) -> Slot:
+def _slot(cursor: Cursor, is_part: bool = False) -> Slot:
     value = cursor.value
     if isinstance(value, dict) and ONE_OF in value:
         if not check_keys(cursor, value, (ONE_OF,)):
             raise Rejected
-        return Slot(options=_alternatives(cursor.at(ONE_OF)))
-    if value == NONE:
+        return Slot(options=_alternatives(cursor.at(ONE_OF), is_part))
+    if value == NONE and not is_part:
         raise cursor.refuse(f"'{NONE}' is an alternative of a {ONE_OF}; leave the layer out here")
-    return Slot(options=(_option(cursor, _LAYER, searched=False),))
+    return Slot(options=(_option(cursor, _PART if is_part else _LAYER, False, is_part),))
 
 
-def _alternatives(cursor: Cursor) -> tuple[Option, ...]:
+def _parts(cursor: Cursor) -> tuple[Slot, ...]:
+    if not isinstance(cursor.value, list) or len(cursor.value) < 2:
+        raise cursor.expected(f"a list of at least two parts, each {_PART}")
+    return items(cursor, lambda item: _slot(item, is_part=True), distinct=False)
+
+
+def _usual_parts(mixer: str) -> tuple[Slot, ...]:
+    """The parts of a mixer that lists none."""
+    options = (
+        Option(mixer=part.mixer, fields={name: (value,) for name, value in part.fields.items()})
+        for part in default_parts(mixer)
+    )
+    return tuple(Slot(options=(option,)) for option in options)
+
+
+def _alternatives(cursor: Cursor, is_part: bool) -> tuple[Option, ...]:
+    accepts = _PART if is_part else _ALTERNATIVE
     if not isinstance(cursor.value, list) or not cursor.value:
-        raise cursor.expected(f"a list of alternatives, each {_ALTERNATIVE}")
-    options = items(cursor, lambda item: _option(item, _ALTERNATIVE, searched=True), distinct=False)
+        raise cursor.expected(f"a list of alternatives, each {accepts}")
+    options = items(cursor, lambda item: _option(item, accepts, True, is_part), distinct=False)
     _refuse_repeats(cursor, [option.mixer for option in options])
     return options
 
@@ -83,14 +110,17 @@ def _refuse_repeats(cursor: Cursor, names: list[str]) -> None:
         raise Rejected
 
 
-def _option(cursor: Cursor, accepts: str, searched: bool) -> Option:
+def _option(cursor: Cursor, accepts: str, searched: bool, is_part: bool) -> Option:
     """Read one mixer. `searched`: fields that are not listed keep their declared ranges."""
     value = cursor.value
+    if value == NONE and is_part:
+        raise cursor.refuse(f"'{NONE}' cannot be a part; leave the part out of the list")
     if value == NONE:
         return Option(mixer=NO_MIXER)
     if isinstance(value, str):
-        fields = _fields_of(cursor, value)
-        return Option(mixer=value, fields=_declared(fields) if searched else {})
+        fields = _fields_of(cursor, value, is_part)
+        declared = _declared(fields) if searched else {}
+        return Option(mixer=value, fields=declared, parts=_usual_parts(value))
     if not isinstance(value, dict):
         raise cursor.expected(accepts)
     if len(value) != 1:
@@ -98,10 +128,40 @@ def _option(cursor: Cursor, accepts: str, searched: bool) -> Option:
         raise cursor.expected(accepts, hint)
     (name,) = value
     inner = cursor.at(name)
-    fields = _fields_of(cursor, name, name)
-    narrowed = _narrowed(inner, name, fields)
+    fields = _fields_of(cursor, name, is_part, name)
+    narrowed, parts = _narrowed(inner, name, fields)
     chosen = {**_declared(fields), **narrowed} if searched else narrowed
-    return Option(mixer=name, fields={field: chosen[field] for field in fields if field in chosen})
+    ordered = {field: chosen[field] for field in fields if field in chosen}
+    if parts:
+        _refuse_idle(inner, name, ordered)
+    return Option(mixer=name, fields=ordered, parts=parts)
+
+
+def _refuse_idle(cursor: Cursor, mixer: str, chosen: Mapping[str, tuple[Value, ...]]) -> None:
+    """Note every listed field of a mixer with parts that makes no difference to any choice."""
+    given = cursor.value if isinstance(cursor.value, dict) else {}
+    defaults = {name: field.default for name, field in mixer_fields(mixer).items()}
+    idle = []
+    for name in (name for name in chosen if name in given):
+        others = {key: values for key, values in chosen.items() if key != name}
+        pairs = (
+            (canonical(mixer, {**values, name: own}, ()), canonical(mixer, values, ()))
+            for one in itertools.product(*others.values())
+            for values in [dict(zip(others, one, strict=True))]
+            for own in chosen[name]
+        )
+        if {*chosen[name]} != {defaults[name]} and all(one == other for one, other in pairs):
+            idle.append(name)
+    for name in idle:
+        others = {**{key: (value,) for key, value in defaults.items()}, **chosen}
+        said = ", ".join(
+            f"{key} {' or '.join(map(str, values))}"
+            for key, values in others.items()
+            if key != name
+        )
+        cursor.refuse(f"makes no difference with {said}; leave it out", name, at_key=True)
+    if idle:
+        raise Rejected
 
 
 def _declared(fields: Mapping[str, Field]) -> dict[str, tuple[Value, ...]]:
@@ -110,33 +170,42 @@ def _declared(fields: Mapping[str, Field]) -> dict[str, tuple[Value, ...]]:
 
 def _narrowed(
     cursor: Cursor, mixer: str, fields: Mapping[str, Field]
-) -> dict[str, tuple[Value, ...]]:
+) -> tuple[dict[str, tuple[Value, ...]], tuple[Slot, ...]]:
+    """Read what a study says of a mixer: candidates of the listed fields, and its parts."""
     given = {} if cursor.value is None else cursor.value
+    parts = _usual_parts(mixer)
+    names = [*fields, *([PARTS] if parts else [])]
     if not isinstance(given, dict):
-        raise cursor.expected(f"a mapping of fields of '{mixer}': {', '.join(fields) or 'none'}")
-    complete = check_keys(cursor, given, [*fields])
+        raise cursor.expected(f"a mapping of fields of '{mixer}': {', '.join(names) or 'none'}")
+    complete = check_keys(cursor, given, names)
     found: dict[str, tuple[Value, ...]] = {}
     for name in given:
-        if name in fields:
-            try:
+        try:
+            if name in fields:
                 found[name] = candidates(cursor.at(name), fields[name])
-            except Rejected:
-                complete = False
+            elif name in names:
+                parts = _parts(cursor.at(name))
+        except Rejected:
+            complete = False
     if not complete:
         raise Rejected
-    return found
+    return found, parts
 
 
-def _fields_of(cursor: Cursor, name: str, *below: str) -> Mapping[str, Field]:
+def _fields_of(cursor: Cursor, name: str, is_part: bool, *below: str) -> Mapping[str, Field]:
     names = mixer_names()
     if name not in names:
         others = [*names, ONE_OF, NONE]
         said = f"no mixer '{name}'; installed: {', '.join(names)}{nearest(name, others)}"
         raise cursor.refuse(said, *below, at_key=True)
     try:
-        return mixer_fields(name)
+        fields, is_composite = mixer_fields(name), bool(default_parts(name))
     except PluginError as error:
         raise cursor.refuse(str(error), *below, at_key=True) from error
+    if is_part and is_composite:
+        said = f"found '{name}', which has parts itself; expected a mixer that has none"
+        raise cursor.refuse(said, *below, at_key=True)
+    return fields
 
 
 def _channels(cursor: Cursor) -> tuple[ChannelOption, ...]:
@@ -232,11 +301,12 @@ def read_model(cursor: Cursor) -> ModelSpec:
 def _excluded(widths: tuple[int, ...], slot: Slot) -> str:
     """Why the mixers' own rules exclude every choice of a slot; empty if they do not."""
     first = ""
-    for tried, (mixer, width, values) in enumerate(_choices(widths, slot)):
+    choices = ((part, width) for part in _choices(slot) for width in widths)
+    for tried, ((mixer, values, parts), width) in enumerate(choices):
         if mixer == NO_MIXER or tried >= _MAX_TRIES:
             return ""
         try:
-            make_config(mixer, width, values)
+            make_config(mixer, width, values, parts)
         except InfeasibleError as error:
             first = first or f"{error} (width {width})"
         except FOREIGN_FAULTS as error:  # a plugin's own rule may raise anything
@@ -246,8 +316,10 @@ def _excluded(widths: tuple[int, ...], slot: Slot) -> str:
     return first
 
 
-def _choices(widths: tuple[int, ...], slot: Slot) -> Iterator[tuple[str, int, dict[str, Value]]]:
+def _choices(slot: Slot) -> Iterator[tuple[str, dict[str, Value], Parts]]:
     for option in slot.options:
-        for values in itertools.product(*option.fields.values()):
-            for width in widths:
-                yield option.mixer, width, dict(zip(option.fields, values, strict=True))
+        ways = [itertools.islice(_choices(part), _MAX_TRIES) for part in option.parts]
+        for own in itertools.product(*option.fields.values()):
+            values = dict(zip(option.fields, own, strict=True))
+            for parts in itertools.product(*ways):
+                yield option.mixer, values, tuple(Part(part[0], part[1]) for part in parts)

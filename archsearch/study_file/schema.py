@@ -5,14 +5,21 @@ several keys (limits that exclude everything, room for the pairs of a task) only
 """
 
 import copy
+from collections.abc import Sequence
 
-from archsearch.registry import channel_mixer_names, load_mixer, mixer_fields, mixer_names
+from archsearch.registry import (
+    channel_mixer_names,
+    default_parts,
+    load_mixer,
+    mixer_fields,
+    mixer_names,
+)
 from archsearch.study_file.fields import field_schema
 from archsearch.study_file.grammar import NONE, Schema
-from archsearch.study_file.model import CHANNEL, ONE_OF, one_of_schema
+from archsearch.study_file.model import CHANNEL, ONE_OF, PARTS, one_of_schema
 from archsearch.study_file.reading import STUDY
 
-_PARTS = ("layers", "layer", "alternative", "mixer")
+_DEFINED = ("layers", "layer", "alternative", "mixer", "part", "plain_mixer")
 
 
 def study_schema() -> Schema:
@@ -41,35 +48,54 @@ def study_schema() -> Schema:
 
 
 def _layer_definitions(prefix: str, closed: bool) -> dict[str, Schema]:
-    """JSON Schema definitions of layers, named `prefix` + layers, layer, alternative, mixer.
+    """JSON Schema definitions of layers and of parts of mixers, named `prefix` + layer, part, ...
 
     `closed` accepts the installed mixers alone; open ones are for studies that bring their own.
     """
     names = mixer_names()
-    named: list[Schema] = [{"const": name, "description": _doc_of(name)} for name in names]
-    named += [] if closed else [{"type": "string"}]
-    reference = {part: {"$ref": f"#/$defs/{prefix}{part}"} for part in _PARTS}
-    mixer = {
-        "type": "object",
-        "properties": {name: _mixer_schema(name) for name in names},
-        "additionalProperties": False if closed else {"type": ["object", "null"]},
-        "propertyNames": {"not": {"enum": [ONE_OF, NONE]}},
-        "minProperties": 1,
-        "maxProperties": 1,
-    }
+    plain = [name for name in names if not default_parts(name)]
+    reference = {name: {"$ref": f"#/$defs/{prefix}{name}"} for name in _DEFINED}
+    alternative = {"anyOf": [_named(names, closed), {"const": NONE}, reference["mixer"]]}
+    part = {"anyOf": [_named(plain, closed), reference["plain_mixer"]]}
     schemas: dict[str, Schema] = {
         "layers": {"type": "array", "items": reference["layer"], "minItems": 1},
         "layer": {
             "anyOf": [
-                {"anyOf": named, "not": {"const": NONE}},
+                _named(names, closed),
                 reference["mixer"],
                 one_of_schema(reference["alternative"]),
             ]
         },
-        "alternative": {"anyOf": [*named, {"const": NONE}, reference["mixer"]]},
-        "mixer": mixer,
+        "alternative": alternative,
+        "mixer": _written(names, closed, reference["part"]),
+        "part": {"anyOf": [part, one_of_schema(part)]},
+        "plain_mixer": _written(plain, closed, reference["part"]),
     }
-    return {f"{prefix}{part}": schema for part, schema in schemas.items()}
+    return {f"{prefix}{name}": schema for name, schema in schemas.items()}
+
+
+def _named(names: Sequence[str], closed: bool) -> Schema:
+    """A mixer by its name alone."""
+    named: list[Schema] = [{"const": name, "description": _doc_of(name)} for name in names]
+    own: Schema = {"type": "string", "not": {"enum": _reserved(names)}}
+    return {"anyOf": [*named, *([] if closed else [own])]}
+
+
+def _reserved(names: Sequence[str]) -> list[str]:
+    """What cannot be the name of a mixer of the study's own, or be one of `names`."""
+    return [ONE_OF, NONE, *(name for name in mixer_names() if name not in names)]
+
+
+def _written(names: Sequence[str], closed: bool, part: Schema) -> Schema:
+    """A mixer with its fields."""
+    return {
+        "type": "object",
+        "properties": {name: _mixer_schema(name, part) for name in names},
+        "additionalProperties": False if closed else {"type": ["object", "null"]},
+        "propertyNames": {"not": {"enum": _reserved(names)}},
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
 
 
 def _channel_definition() -> Schema:
@@ -90,10 +116,16 @@ def _doc_of(name: str) -> str:
     return (load_mixer(name).__doc__ or name).strip().splitlines()[0]
 
 
-def _mixer_schema(name: str) -> Schema:
+def _mixer_schema(name: str, part: Schema) -> Schema:
+    properties = {key: field_schema(field) for key, field in mixer_fields(name).items()}
+    if usual := default_parts(name):
+        listed = ", ".join(one.mixer for one in usual)
+        said = f"The mixers that it is made of. Default {listed}."
+        parts = {"description": said, "type": "array", "items": part, "minItems": 2}
+        properties = {PARTS: parts, **properties}
     return {
         "description": _doc_of(name),
         "type": ["object", "null"],
-        "properties": {key: field_schema(field) for key, field in mixer_fields(name).items()},
+        "properties": properties,
         "additionalProperties": False,
     }

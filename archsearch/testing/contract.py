@@ -21,7 +21,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from archsearch.errors import InfeasibleError
 from archsearch.mixer import Mixer, State
 from archsearch.registry import load_mixer, make_config, mixer_fields
-from archsearch.space import Value
+from archsearch.space import Parts, Value
 from archsearch.testing.flops import FlopCount, count_flops
 from archsearch.testing.measure import forward, gradients, rms, rounding_changes, tensors_of
 
@@ -50,6 +50,8 @@ class MixerContract:
     """Name of the mixer under test."""
     fields: ClassVar[Mapping[str, Value]] = MappingProxyType({})
     """Values of its fields; those not given take their defaults."""
+    parts: ClassVar[Parts] = ()
+    """Its parts if it is made of mixers; none given means the default ones."""
     width: ClassVar[int] = 32
     backends: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Backend of each kernel family; those not given are what `auto` means on a CPU."""
@@ -282,7 +284,7 @@ class MixerContract:
         for values in itertools.product(*ends):
             chosen = dict(zip(declared, values, strict=True))
             try:
-                config = make_config(self.mixer, self.width, chosen)
+                config = make_config(self.mixer, self.width, chosen, self.parts)
             except InfeasibleError:
                 continue
             built += 1
@@ -293,22 +295,25 @@ class MixerContract:
 
     @property
     def _who(self) -> str:
-        fields = ", ".join(f"{name}={value}" for name, value in self.fields.items())
+        named = [f"{name}={value}" for name, value in self.fields.items()]
+        named[:0] = ["+".join(part.mixer for part in self.parts)] if self.parts else []
+        fields = ", ".join(named)
         return f"mixer '{self.mixer}' ({fields})" if fields else f"mixer '{self.mixer}'"
 
     def _build(self, seed: int = 0, reference: bool = False) -> Mixer:
-        config = make_config(self.mixer, self.width, self.fields)
+        config = make_config(self.mixer, self.width, self.fields, self.parts)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             module = load_mixer(self.mixer)(config)
             for parameter in module.parameters():
                 fan_in = parameter.shape[-1] if parameter.dim() > 1 else 16
                 parameter.add_(torch.randn_like(parameter), alpha=0.5 * fan_in**-0.5)
-        if not reference:
-            module.backends = {
-                family: self.backends.get(family) or resolve(family, "cpu", torch.float32, allowed)
-                for family, allowed in module.kernels.items()
-            }
+        for mixer in [] if reference else module.modules():
+            if isinstance(mixer, Mixer):
+                mixer.backends = {
+                    name: self.backends.get(name) or resolve(name, "cpu", torch.float32, allowed)
+                    for name, allowed in mixer.kernels.items()
+                }
         return module
 
     def _empty(self, module: Mixer, context: int, dtype: torch.dtype = torch.float32) -> State:

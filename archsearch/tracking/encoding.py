@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from archsearch.arch import NO_MIXER, ArchSpec
+from archsearch.arch import NO_MIXER, ArchSpec, LayerSpec
 from archsearch.display import architecture, shown_metrics, written
 from archsearch.errors import PluginError
 from archsearch.messages import Evaluation, Profile
@@ -46,6 +46,28 @@ def _sentinels(option: Option) -> dict[str, str]:
     }
 
 
+def _open_fields(options: list[Option]) -> dict[str, str]:
+    """What stands for every field, of a mixer or of its parts, that some option has."""
+    found: dict[str, str] = {}
+    for option in options:
+        found = _sentinels(option) | found
+        # Parts are sorted, so that each may stand in every place.
+        inner = [one for part in option.parts for one in part.options]
+        for i in range(len(option.parts)):
+            found |= {f"part{i}.mixer": ABSENT}
+            found |= {f"part{i}.{name}": value for name, value in _open_fields(inner).items()}
+    return found
+
+
+def _given_fields(layer: LayerSpec) -> dict[str, str]:
+    """The value of every field of a layer and of its parts."""
+    found = {name: str(value) for name, value in layer.fields.items()}
+    for i, part in enumerate(layer.parts):
+        found[f"part{i}.mixer"] = part.mixer
+        found |= {f"part{i}.{name}": value for name, value in _given_fields(part).items()}
+    return found
+
+
 def _options(spec: StudySpec, depth: int) -> list[Option]:
     """What can stand at a depth: the slot's options, or any slot's if layers may be left out."""
     slots = spec.model.layers
@@ -66,10 +88,8 @@ def parameters_of(spec: StudySpec, arch: ArchSpec) -> dict[str, str]:
     deepest = max(len(spec.model.layers) * max(spec.model.repeat), len(arch.layers))
     for depth in range(deepest):
         layer = arch.layers[depth] if depth < len(arch.layers) else None
-        found[f"layer{depth}.mixer"] = layer.mixer if layer else ABSENT
-        values = {name: str(value) for name, value in layer.fields.items()} if layer else {}
-        for option in _options(spec, depth):
-            values = _sentinels(option) | values
+        found[f"layer{depth}.mixer"] = layer.label if layer else ABSENT
+        values = _open_fields(_options(spec, depth)) | (_given_fields(layer) if layer else {})
         found |= {f"layer{depth}.{name}": values[name] for name in sorted(values)}
     return found
 
@@ -77,23 +97,26 @@ def parameters_of(spec: StudySpec, arch: ArchSpec) -> dict[str, str]:
 def _numeric_fields(spec: StudySpec) -> dict[str, set[str]]:
     """Mixer -> fields that the study lists and whose candidates are numbers."""
     found: dict[str, set[str]] = {}
-    for slot in spec.model.layers:
-        for option in slot.options:
-            if option.mixer != NO_MIXER:
-                fields = found.setdefault(option.mixer, set())
-                fields |= {k for k, values in option.fields.items() if all(map(_is_number, values))}
+    for option in spec.model.options:
+        if option.mixer != NO_MIXER:
+            fields = found.setdefault(option.mixer, set())
+            fields |= {k for k, values in option.fields.items() if all(map(_is_number, values))}
     return found
 
 
 def encodings(spec: StudySpec, arch: ArchSpec) -> dict[str, float]:
-    """The architecture as numbers: depth, width, layers per mixer, largest value per field."""
+    """The architecture as numbers: depth, width, layers per mixer, largest value per field.
+
+    Parts of a layer are counted as layers are.
+    """
     numbers = {
         "arch/depth": float(len(arch.layers)),
         "arch/width": float(arch.width),
         "arch/channel_ratio": arch.channel_mixer.ratio,
     }
+    every = [one for layer in arch.layers for one in layer.nested]
     for mixer, fields in sorted(_numeric_fields(spec).items()):
-        layers = [layer for layer in arch.layers if layer.mixer == mixer]
+        layers = [layer for layer in every if layer.mixer == mixer]
         numbers[f"arch/count/{mixer}"] = float(len(layers))
         for name in sorted(fields):
             values = [float(layer.fields[name]) for layer in layers if name in layer.fields]
