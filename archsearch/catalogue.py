@@ -27,6 +27,7 @@ def _mixer(name: str) -> Json:
         "summary": doc.split("\n")[0],
         "module": mixer.__module__,
         "kernels": {family: list(backends) for family, backends in mixer.kernels.items()},
+        "parts": [part.mixer for part in default_parts(name)],
         "fields": [
             {
                 "name": field.name,
@@ -43,7 +44,6 @@ def _mixer(name: str) -> Json:
 def mixers_text() -> str:
     """The same for people: a paragraph a mixer, a line a field."""
     return "\n\n".join(map(_paragraph, mixers_values()))
-        "parts": [part.mixer for part in default_parts(name)],
 
 
 def _paragraph(values: Json) -> str:
@@ -51,6 +51,9 @@ def _paragraph(values: Json) -> str:
     if "error" in values:
         return f"{name}: cannot be used: {values['error']}"
     lines = [f"{name}: {values['summary']}"]
+    if values["parts"]:
+        usual = ", ".join(values["parts"])
+        lines.append(f"    {'parts':<12} two mixers or more, default {usual}")
     for field in mixer_fields(name).values():
         note = f"  ({field.doc})" if field.doc else ""
         lines.append(f"    {field.name:<12} {_domain(field)}, default {field.default}{note}")
@@ -65,6 +68,3 @@ def _domain(field: Field) -> str:
         step = "doubling" if domain.scale == "log2" else f"step {domain.step}"
         return f"{domain.low} to {domain.high}, {step}"
     return " | ".join(map(str, domain.values))
-    if values["parts"]:
-        usual = ", ".join(values["parts"])
-        lines.append(f"    {'parts':<12} two mixers or more, default {usual}")

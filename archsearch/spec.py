@@ -38,6 +38,7 @@ class Option(_Frozen):
 
     mixer: str
     fields: dict[str, tuple[Value, ...]] = {}
+    parts: tuple["Slot", ...] = Field(default=(), exclude_if=lambda parts: not parts)
 
 
 class Slot(_Frozen):
@@ -45,13 +46,8 @@ class Slot(_Frozen):
 
     More than one option means that the mixer is searched.
     """
-    parts: tuple["Slot", ...] = Field(default=(), exclude_if=lambda parts: not parts)
 
     options: tuple[Option, ...]
-
-
-class ChannelOption(_Frozen):
-    """One alternative for the channel mixer, with the candidates of its inner ratio."""
 
     @property
     def nested(self) -> tuple["Slot", ...]:
@@ -71,6 +67,10 @@ class ChannelOption(_Frozen):
 
 Option.model_rebuild()
 
+
+class ChannelOption(_Frozen):
+    """One alternative for the channel mixer, with the candidates of its inner ratio."""
+
     kind: str = "none"
     ratio: tuple[float, ...] = ()
 
@@ -85,10 +85,6 @@ class ModelSpec(_Frozen):
     norm: Norm = Field(default="layernorm", exclude_if=lambda norm: norm == "layernorm")
     tied_head: bool = Field(default=True, exclude_if=lambda tied: tied)
 
-
-class Segment(_Frozen):
-    """`examples` sequences of `length` tokens holding `pairs` key-value pairs.
-
     @property
     def slots(self) -> tuple[Slot, ...]:
         """All slots: each layer, followed by the parts that it may have."""
@@ -98,6 +94,10 @@ class Segment(_Frozen):
     def options(self) -> tuple[Option, ...]:
         """All options of all slots."""
         return tuple(option for slot in self.slots for option in slot.options)
+
+
+class Segment(_Frozen):
+    """`examples` sequences of `length` tokens holding `pairs` key-value pairs.
 
     `length` is that of the plain prompt; another prompt puts tokens before it.
     """
