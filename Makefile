@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test check install lock system-packages
+.PHONY: quickstart test check docs install lock system-packages
 
 quickstart: install
 	mkdir -p quickstart
@@ -21,6 +21,10 @@ check: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Rewrites docs/mixers.md and its figures from the mixers.
+docs: install
+	$(BIN)/python docs/mixers_page.py
 
 install: $(INSTALLED)
 

@@ -189,12 +189,37 @@ def _plot(path: Path, record: Any, trials: Any) -> None:
 
 @app.command()
 def show(
-    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="Number of the trial.")],
+    what: Annotated[str, typer.Argument(metavar="TRIAL|arch", help="A trial's number, or arch.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A published architecture; none: all.")
+    ] = None,
     study: StudyOption = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Everything that is stored of one trial."""
+    """Everything that is stored of one trial, or what a published architecture costs."""
+    if what == "arch":
+        _show_architecture(name, as_json)
+    elif what.isdecimal() and name is None:
+        _show_trial(int(what), study, storage, as_json)
+    else:
+        found = what if name is None else f"{what} {name}"
+        raise UsageError(f"found '{found}'; accepted: the number of a trial, or 'arch' and a name")
+
+
+def _show_architecture(name: str | None, as_json: bool) -> None:
+    from archsearch import catalogue
+
+    if name is None:
+        values, text = catalogue.architectures_values, catalogue.architectures_text
+        _print(values()) if as_json else typer.echo(text())
+    elif as_json:
+        _print(catalogue.architecture_values(name))
+    else:
+        typer.echo(catalogue.architecture_text(name))
+
+
+def _show_trial(trial: int, study: str | None, storage: str | None, as_json: bool) -> None:
     from archsearch.front import ranked
     from archsearch.locate import locate, opened
     from archsearch.tables import trial_text, trial_values

@@ -12,7 +12,7 @@ import torch
 
 from archsearch.arch import ArchSpec
 from archsearch.errors import InfeasibleError, PluginError
-from archsearch.mixer import Mixer
+from archsearch.mixer import Mixer, StateRange
 from archsearch.mixer import state_bytes as mixer_state_bytes
 from archsearch.model import LanguageModel
 from archsearch.spec import (
@@ -41,6 +41,23 @@ def parameters(arch: ArchSpec, vocab_size: int) -> int:
 def state_bytes(arch: ArchSpec, context: int, dtype: torch.dtype) -> int:
     """Bytes that decoding one sequence of `context` tokens keeps, KV entries being in `dtype`."""
     return sum(mixer_state_bytes(config, context, dtype) for config in arch.configs())
+
+
+def state_range(arch: ArchSpec, context: int, dtype: torch.dtype) -> StateRange:
+    """Least, expected and most bytes of `state_bytes` where the data decide what is kept."""
+    ranges = [config.state_range(context, dtype) for config in arch.configs()]
+    return StateRange(*(sum(column) for column in zip(*ranges, strict=True)))
+
+
+def zoology_state_bytes(arch: ArchSpec, context: int) -> int | None:
+    """State as the Zoology repository's published figures draw it: 4 bytes a number it counts.
+
+    It leaves out some of what decoding keeps; None if it does not know one of the mixers.
+    Source: github.com/HazyResearch/zoology, `state_size` of each mixer.
+    """
+    counted = [config.zoology_state_elements(context) for config in arch.configs()]
+    known = [number for number in counted if number is not None]
+    return 4 * sum(known) if len(known) == len(counted) else None
 
 
 def flops_per_token(arch: ArchSpec, vocab_size: int, context: int) -> int:

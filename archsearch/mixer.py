@@ -83,7 +83,7 @@ class Mixer(nn.Module):
         def zoology_state_elements(self, context_len: int) -> int | None:
             """State of this mixer as the Zoology repository counts it, in numbers; None: unknown.
 
-            Its published figures draw 4 bytes each. `architectures.zoology_state_bytes` sums them.
+            Its published figures draw 4 bytes each. `cost.zoology_state_bytes` sums them.
             """
             return None
 

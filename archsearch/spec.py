@@ -21,6 +21,10 @@ Prompt = Literal["plain", "twice", "question_first"]
 """What comes before the queries: the context, the context twice, or the question and it."""
 
 
+Execution = Literal["eager", "captured", "compiled"]
+"""How steps are launched: one kernel after the other, from a CUDA graph, or compiled as well."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -230,13 +234,18 @@ class Limit(_Frozen):
     batch: int | None = None
 
 
+CORNERS = ("smallest", "middle", "largest")
+"""Places of the space, by state bytes, that a search can begin with."""
+
+
 class SearchSpec(_Frozen):
     """How the space is searched. `trials` counts distinct architectures that were evaluated."""
 
     sampler: Literal["auto", "tpe", "gp", "nsga2", "random"] = "auto"
     trials: int = 32
     time_s: float | None = None
-    warm_start: tuple[Literal["smallest", "middle", "largest"], ...] = ()
+    warm_start: tuple[str, ...] = ()
+    """Corners of the space, or published architectures projected into it."""
 
 
 class ResourcesSpec(_Frozen):

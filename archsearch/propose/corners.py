@@ -10,12 +10,13 @@ import random
 from collections.abc import Iterator, Mapping
 
 from archsearch.arch import ArchSpec
+from archsearch.architectures import project, published_architecture
 from archsearch.compose import Assignment, compose, count, draw, walk
 from archsearch.cost import compute_dtype, known_metric, state_bytes
 from archsearch.errors import FOREIGN_FAULTS
 from archsearch.gate import is_excluded
 from archsearch.space import Value
-from archsearch.spec import MEASURED_AFTER_TRAINING, ModelSpec, StudySpec
+from archsearch.spec import CORNERS, MEASURED_AFTER_TRAINING, ModelSpec, StudySpec
 
 SMALL = 10_000
 """Ways to choose up to which a space is walked through."""
@@ -79,20 +80,20 @@ def warm_start(spec: StudySpec) -> list[Assignment]:
         return []
     by_size = sample(spec)
     middle = len(by_size) // 2
-    orders = {
-        "smallest": by_size,
-        "middle": [
-            by_size[index]
-            for index in sorted(range(len(by_size)), key=lambda index: abs(index - middle))
-        ],
-        "largest": by_size[::-1],
-    }
+    from_middle = sorted(range(len(by_size)), key=lambda index: abs(index - middle))
+    in_order = (by_size, [by_size[index] for index in from_middle], by_size[::-1])
+    orders = dict(zip(CORNERS, in_order, strict=True))
     found: dict[str, Assignment] = {}
     for name in spec.search.warm_start:
-        one = next((one for one in orders[name] if not is_excluded(one.arch, spec)), None)
+        order = orders[name] if name in CORNERS else [_projected(name, spec)]
+        one = next((one for one in order if not is_excluded(one.arch, spec)), None)
         if one is not None:
             found.setdefault(one.arch.arch_hash, one)
     return list(found.values())
+
+
+def _projected(name: str, spec: StudySpec) -> Assignment:
+    return project(spec.model, published_architecture(name).build())
 
 
 def largest(spec: StudySpec) -> dict[str, float]:

@@ -10,10 +10,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
+from archsearch.architectures import architecture_names
 from archsearch.errors import PluginError, SpecError
 from archsearch.messages import PluginFile
 from archsearch.registry import add_plugin_file, forget_plugin_file, mixer_fields
-from archsearch.spec import ResourcesSpec, SearchSpec, StudySpec, TrackingSpec
+from archsearch.spec import CORNERS, ResourcesSpec, SearchSpec, StudySpec, TrackingSpec
 from archsearch.study_file.checks import excluded
 from archsearch.study_file.grammar import (
     Cursor,
@@ -78,7 +79,7 @@ _GPUS = scalar(
     _parse_gpus,
 )
 _SAMPLERS = get_args(SearchSpec.model_fields["sampler"].annotation)
-_CORNERS = get_args(get_args(SearchSpec.model_fields["warm_start"].annotation)[0])
+_STARTS = (*CORNERS, *architecture_names())
 _ANY_TEXT = text("text")
 _SEARCH, _RESOURCES, _TRACKING = SearchSpec(), ResourcesSpec(), TrackingSpec()
 
@@ -93,7 +94,7 @@ SEARCH = section(
             f"Distinct architectures to evaluate. Default {_SEARCH.trials}.",
         ),
         Key("time", duration(), "Wall clock after which no trial starts.", field="time_s"),
-        Key("warm_start", listing(choice(_CORNERS)), "Architectures to begin with."),
+        Key("warm_start", listing(choice(_STARTS)), "Architectures to begin with."),
     )
 )
 RESOURCES = section(
