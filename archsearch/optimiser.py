@@ -40,10 +40,16 @@ class FlatAdamW:
     Args:
         flat_MP: master parameters, fp32 (fp64 in tests).
         rates: learning rate of each member.
+        compiles: whether the update is compiled, which fuses it to one pass over the buffers.
     """
 
     def __init__(
-        self, flat_MP: Tensor, rates: tuple[float, ...], train: TrainSpec, steps_per_epoch: int
+        self,
+        flat_MP: Tensor,
+        rates: tuple[float, ...],
+        train: TrainSpec,
+        steps_per_epoch: int,
+        compiles: bool = False,
     ) -> None:
         self.flat_MP = flat_MP
         self.grad_MP = torch.zeros_like(flat_MP)
@@ -65,6 +71,8 @@ class FlatAdamW:
             ]
         )
         self.step = torch.zeros(1, dtype=torch.int64, device=flat_MP.device)
+        plain = self._update
+        self._launch = torch.compile(plain, fullgraph=True, dynamic=False) if compiles else plain
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -74,6 +82,9 @@ class FlatAdamW:
     @torch.no_grad()
     def update(self, alive_M: Tensor) -> None:
         """Apply grad_MP, which is spent. Members that are not alive stay exactly as they are."""
+        self._launch(alive_M)
+
+    def _update(self, alive_M: Tensor) -> None:
         factor, mean_bias, square_bias = self.table_S3.index_select(0, self.step)[0].unbind()
         dead_M1 = ~alive_M.unsqueeze(1)
         rate_M1 = (self.rate_M1 * factor).masked_fill(dead_M1, 0.0)

@@ -11,8 +11,9 @@ in the order of the task, short to long, without shuffling; a segment's last bat
 The objective `just_read_twice` masks tokens; its masks depend on the study's seed and the step
 alone, so that all members read the same.
 
-Between two rungs nothing is read back to the host. On CUDA each step is one captured graph per
-batch shape; on the CPU the same code runs uncaptured. Knows nothing of trials or messages.
+Between two rungs nothing is read back to the host. On CUDA each step and each batch of an
+evaluation is captured as one graph, and steps of a shape that comes often are compiled before; on
+the CPU the same code runs as it is (`execution`). Knows nothing of trials or messages.
 
 Shape suffixes: M members, P parameters; B batch, T tokens, K labelled positions, D width.
 """
@@ -20,9 +21,8 @@ Shape suffixes: M members, P parameters; B batch, T tokens, K labelled positions
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from archsearch_kernels import REFERENCE
@@ -33,16 +33,22 @@ from torch.func import functional_call, vmap
 from archsearch.arch import ArchSpec
 from archsearch.cost import compute_dtype
 from archsearch.errors import DivergedError
+from archsearch.execution import Launcher, default_execution
 from archsearch.just_read_twice import Asked, just_read_twice
 from archsearch.messages import Rung
 from archsearch.model import HEAD, LanguageModel, hash32
 from archsearch.mqar import Examples
 from archsearch.optimiser import FlatAdamW
-from archsearch.spec import TrainSpec
+from archsearch.spec import Execution, TrainSpec
+
+_COMPILED_FROM = 1000
+"""Steps of one shape in a training from which compiling it, some ten seconds, is soon repaid."""
 
 _ALIGNMENT = 32
 """Parameters start at multiples of this many elements, so that vector loads stay aligned."""
-_WARM_UP_RUNS = 2
+
+Named = dict[str, Tensor]
+"""Parameters or buffers of all members, by their names in the model."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,11 @@ class _Feed:
         self.index_B = torch.arange(size, device=device)
         self.next = torch.zeros(1, dtype=torch.int64, device=device)
 
+    @property
+    def batches(self) -> int:
+        """Batches until it comes round."""
+        return self.rows // len(self.index_B)
+
     def fetch(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens_BT, at_BK, labels_BK as int64 and move on."""
         index_B = self.index_B + self.next + self.first
@@ -118,6 +129,7 @@ class Population:
         backends: resolved backend of each kernel family; those not named keep the reference.
         dtype: of the master parameters (fp64 in tests). Activations are in this dtype too, but for
             precision `bf16`, where the model sees bf16 copies of the parameters.
+        execution: how steps are launched; None: compiled on CUDA, eager on the CPU.
 
     Raises:
         PluginError, InfeasibleError: from the mixers of the architecture.
@@ -133,6 +145,7 @@ class Population:
         device: torch.device | str = "cpu",
         backends: Mapping[str, str] | None = None,
         dtype: torch.dtype = torch.float32,
+        execution: Execution | None = None,
     ) -> None:
         self.members, self.train_spec = members, train
         self.device = torch.device(device)
@@ -152,6 +165,9 @@ class Population:
         )
         self.alive_M = torch.ones(len(members), dtype=torch.bool, device=self.device)
         self._loss_sum_M = torch.zeros(len(members), dtype=dtype, device=self.device)
+        self._found_M = torch.zeros(len(members), dtype=torch.int64, device=self.device)
+        self._launcher = Launcher(execution or default_execution(self.device), self.device)
+        self._test_feeds: dict[int, list[_Feed]] = {}
 
     def _lay_out(self, models: list[LanguageModel], dtype: torch.dtype) -> None:
         """Copy the members' parameters into one buffer and make the views the model works on."""
@@ -174,17 +190,20 @@ class Population:
             }
 
         self._views = views
-        self._parameters = {
-            name: view.detach().requires_grad_() for name, view in views(self._working_MP).items()
-        }
+        self._parameters = views(self._working_MP)
         self._buffers, self._buffer_dims = _stack_buffers(models, self.device)
 
-    def _hidden(self, tokens_BT: Tensor, at_BK: Tensor, keys_M: Tensor | None) -> Tensor:
+    def _hidden(
+        self,
+        parameters: Named,
+        buffers: Named,
+        tokens_BT: Tensor,
+        at_BK: Tensor,
+        keys_M: Tensor | None,
+    ) -> Tensor:
         """Final hidden vectors of every member at the labelled rows: hidden_MND, N = B K."""
 
-        def one(
-            parameters: dict[str, Tensor], buffers: dict[str, Tensor], key: Tensor | None
-        ) -> Tensor:
+        def one(parameters: Named, buffers: Named, key: Tensor | None) -> Tensor:
             hidden_BKD: Tensor = functional_call(
                 self._model, {**parameters, **buffers}, (tokens_BT, at_BK, key)
             )
@@ -192,8 +211,38 @@ class Population:
 
         in_dims = (0, self._buffer_dims, None if keys_M is None else 0)
         grouped = vmap(one, in_dims=in_dims, randomness="different")
-        hidden_MND: Tensor = grouped(self._parameters, self._buffers, keys_M)
+        hidden_MND: Tensor = grouped(parameters, buffers, keys_M)
         return hidden_MND
+
+    def _gradients(
+        self,
+        parameters: Named,
+        buffers: Named,
+        tokens_BT: Tensor,
+        at_BK: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor | None,
+        keys_M: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Loss of each member, and its gradient by every parameter; changes nothing."""
+        leaves = {name: view.detach().requires_grad_() for name, view in parameters.items()}
+        hidden_MND = self._hidden(leaves, buffers, tokens_BT, at_BK, keys_M)
+        head_MVD = leaves[self._model.arch.head_matrix]
+        loss_M = head_loss(
+            hidden_MND,
+            head_MVD,
+            labels_N=labels_N,
+            weights_N=weights_N,
+            backend=self._head_backend,
+        )
+        return loss_M.detach(), *torch.autograd.grad(loss_M.sum(), list(leaves.values()))
+
+    def _hits(self, tokens_BT: Tensor, at_BK: Tensor, labels_N: Tensor) -> Tensor:
+        """Labelled rows that each member answers rightly."""
+        state = (self._parameters, self._buffers)
+        hidden_MND = self._hidden(*state, tokens_BT, at_BK, None)
+        head_MVD = self._parameters[self._model.arch.head_matrix]
+        return hits(hidden_MND, head_MVD, labels_N, backend=self._head_backend)
 
     def _asked(self, feed: _Feed, step: Tensor) -> Asked:
         """The next batch of a feed as the objective asks for it."""
@@ -213,19 +262,15 @@ class Population:
             keys_M = hash32(self._dropout_M + optimiser.step)
         if self._working_MP is not self.flat_MP:
             self._working_MP.copy_(self.flat_MP)
-        hidden_MND = self._hidden(asked.tokens, asked.at, keys_M)
-        head_MVD = self._parameters[self._model.arch.head_matrix]
-        loss_M = head_loss(
-            hidden_MND,
-            head_MVD,
-            labels_N=asked.labels,
-            weights_N=asked.weights,
-            backend=self._head_backend,
-        )
-        gradients = torch.autograd.grad(loss_M.sum(), list(self._parameters.values()))
-        torch._foreach_copy_(list(self._views(optimiser.grad_MP).values()), list(gradients))
+        batch = (asked.tokens, asked.at, asked.labels, asked.weights, keys_M)
+        arguments = (self._parameters, self._buffers, *batch)
+        if feed.batches * self.train_spec.epochs >= _COMPILED_FROM:
+            loss_M, *gradients = self._launcher.compiled(feed, self._gradients, *arguments)
+        else:
+            loss_M, *gradients = self._gradients(*arguments)
+        torch._foreach_copy_(list(self._views(optimiser.grad_MP).values()), gradients)
         self.alive_M &= loss_M.isfinite()
-        self._loss_sum_M += loss_M.detach().masked_fill(~self.alive_M, 0.0)
+        self._loss_sum_M += loss_M.masked_fill(~self.alive_M, 0.0)
         optimiser.update(self.alive_M)
 
     def train(self, data: tuple[Examples, ...], selection: tuple[Examples, ...]) -> Iterator[Rung]:
@@ -237,14 +282,13 @@ class Population:
         train = self.train_spec
         plan = _feeds(data, train.batch_size)
         rates = tuple(member.learning_rate for member in self.members)
-        optimiser = FlatAdamW(self.flat_MP, rates, train, len(plan))
-        run = self._captured(optimiser) if self.device.type == "cuda" else self._plain(optimiser)
+        optimiser = FlatAdamW(self.flat_MP, rates, train, len(plan), self._launcher.compiles)
         total = train.epochs * len(plan)
         stops = [round(total * (rung + 1) / train.rungs) for rung in range(train.rungs)]
         begun, done = time.perf_counter(), 0
         for rung, stop in enumerate(stops):
             for step in range(done, stop):
-                run(plan[step % len(plan)])
+                self._launch_step(plan[step % len(plan)], optimiser)
             losses = self._losses(max(1, stop - done))
             done = stop
             recall = tuple(_mean(by) for by in self.recall(selection))
@@ -257,41 +301,9 @@ class Population:
                 selection_recall=recall,
             )
 
-    def _plain(self, optimiser: FlatAdamW) -> Callable[[_Feed], None]:
-        return lambda feed: self._step(feed, optimiser)
-
-    def _captured(self, optimiser: FlatAdamW) -> Callable[[_Feed], None]:
-        """Replay one CUDA graph a feed, captured when the feed is first used.
-
-        The graphs share one memory pool: they run one after the other, and nothing that a step
-        leaves behind lies in it.
-        """
-        graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        pool = torch.cuda.graph_pool_handle()
-
-        def run(feed: _Feed) -> None:
-            if id(feed) not in graphs:
-                graphs[id(feed)] = self._capture(feed, optimiser, pool)
-            graphs[id(feed)].replay()
-
-        return run
-
-    def _capture(self, feed: _Feed, optimiser: FlatAdamW, pool: Any) -> torch.cuda.CUDAGraph:
-        """Capture one step. Warm-up runs really train; what they change is put back after each."""
+    def _launch_step(self, feed: _Feed, optimiser: FlatAdamW) -> None:
         changed = (*optimiser.tensors, self.alive_M, self._loss_sum_M, feed.next)
-        before = [tensor.clone() for tensor in changed]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_RUNS):
-                self._step(feed, optimiser)
-                for tensor, value in zip(changed, before, strict=True):
-                    tensor.copy_(value)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self._step(feed, optimiser)
-        return graph
+        self._launcher.run(feed, lambda: self._step(feed, optimiser), changed)
 
     def _losses(self, steps: int) -> tuple[float | None, ...]:
         """Mean training loss of each member since the last call; None for those that diverged."""
@@ -311,19 +323,26 @@ class Population:
         """Accuracy at the labelled positions, by segment name, for each member; 0 if diverged."""
         if self._working_MP is not self.flat_MP:
             self._working_MP.copy_(self.flat_MP)
-        head_MVD = self._parameters[self._model.arch.head_matrix]
         found_S: list[Tensor] = []
         for examples in data:
-            found_M = torch.zeros(len(self.members), dtype=torch.int64, device=self.device)
-            for tokens_BT, at_BK, labels_BK in examples.batches(self.train_spec.test_batch_size):
-                hidden_MND = self._hidden(tokens_BT, at_BK, None)
-                labels_N = labels_BK.flatten()
-                found_M += hits(hidden_MND, head_MVD, labels_N, backend=self._head_backend)
-            share_M = found_M.double() / examples.labels.numel()
+            feeds = self._test_feeds.setdefault(
+                id(examples), _feeds((examples,), self.train_spec.test_batch_size)
+            )
+            self._found_M.zero_()
+            for feed in feeds:
+                self._launch_hits(feed)
+            share_M = self._found_M.double() / examples.labels.numel()
             found_S.append(share_M.masked_fill(~self.alive_M, 0.0))
         names = [examples.name for examples in data]
         shares = torch.stack(found_S, dim=1).tolist()
         return tuple(dict(zip(names, row, strict=True)) for row in shares)
+
+    def _launch_hits(self, feed: _Feed) -> None:
+        def work() -> None:
+            tokens_BT, at_BK, labels_BK = feed.fetch()
+            self._found_M += self._hits(tokens_BT, at_BK, labels_BK.flatten())
+
+        self._launcher.run(feed, work, (self._found_M, feed.next))
 
     def weights(self, index: int) -> dict[str, Tensor]:
         """Parameters and saved buffers of one member, on the CPU, by their names in the model."""

@@ -1,0 +1,69 @@
+"""A traced step gives the numbers of the step itself, for every mixer and for other data."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from archsearch.arch import ArchSpec, LayerSpec
+from archsearch.execution import Launcher, default_execution, traced
+from archsearch.model import resolve_backends
+from archsearch.population import Member, Population
+from archsearch.recipes import RECIPES
+from archsearch.registry import mixer_names
+
+MEMBERS = (Member(1e-2, 0), Member(1e-3, 1))
+TRAIN = RECIPES["tiny"].train.model_copy(update={"embed_dropout": 0.1})
+VOCAB = 32
+
+
+def population_of(mixer: str) -> Population:
+    layers = tuple(LayerSpec(mixer=name, fields={}) for name in ("base_conv", mixer))
+    arch = ArchSpec(width=32, layers=layers)
+    backends = resolve_backends(arch, "cpu", torch.float32)
+    return Population(arch, VOCAB, MEMBERS, TRAIN, 0, backends=backends, dtype=torch.float64)
+
+
+def batch(seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, shape, generator=generator)
+
+    weights_N = torch.rand(8, generator=generator, dtype=torch.float64)
+    return numbers(VOCAB, 4, 16), numbers(16, 4, 2), numbers(VOCAB, 8), weights_N, numbers(999, 2)
+
+
+@pytest.mark.parametrize("mixer", mixer_names())
+def test_a_trace_is_the_step(mixer: str) -> None:
+    population = population_of(mixer)
+    state = (population._parameters, population._buffers)
+    graph = traced(population._gradients, *state, *batch(0))
+    for seed in (0, 1):
+        found = graph(*state, *batch(seed))
+        wanted = population._gradients(*state, *batch(seed))
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_trace_reads_its_arguments() -> None:
+    """The comparison above can fail: with other parameters the numbers differ."""
+    population = population_of("attention")
+    state = (population._parameters, population._buffers)
+    graph = traced(population._gradients, *state, *batch(0))
+    before = graph(*state, *batch(0))[0]
+    population.flat_MP.mul_(1.01)
+    assert not before.equal(graph(*state, *batch(0))[0])
+
+
+def test_how_work_is_launched_by_default() -> None:
+    assert default_execution(torch.device("cpu")) == "eager"
+    assert default_execution(torch.device("cuda")) == "compiled"
+
+
+def test_an_eager_launcher_calls_what_it_is_given() -> None:
+    launcher = Launcher("eager", torch.device("cpu"))
+    count = torch.zeros(())
+    for _ in range(3):
+        launcher.run("work", lambda: count.add_(launcher.call("one", lambda x: x + 1, 0)), (count,))
+    assert count == 3
