@@ -49,7 +49,7 @@ FORWARD = {
     128: Blocks(64, 128, 4, 3, resident=2),
     256: Blocks(64, 64, 4, 2, resident=2),
 }
-"""By padded width, for half precision; the fastest of about ten each on an H200. Hits use it too."""
+"""By padded width, for half precision: the fastest of several each on an H200. Hits use it too."""
 
 BACKWARD = {
     16: Blocks(64, 64, 4, 3, resident=5),
