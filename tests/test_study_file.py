@@ -84,7 +84,7 @@ def test_a_bare_alternative_keeps_its_declared_ranges_and_a_bare_layer_its_defau
     spec = load(tmp_path, change("    - base_conv\n", "    - linear_attention\n"))
     bare, searched = spec.model.layers
     assert bare.options[0].fields == {}
-    assert searched.options[0].fields["heads"] == (1, 2, 4)
+    assert searched.options[0].fields["heads"] == (1, 2, 4, 8, 16)
     spec = load(tmp_path, change("    - base_conv\n", "    - linear_attention: {heads: 2}\n"))
     assert spec.model.layers[0].options[0].fields == {"heads": (2,)}
 

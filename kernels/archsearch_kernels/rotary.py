@@ -12,18 +12,20 @@ from torch import Tensor
 from archsearch_kernels.precision import accumulator
 
 BASE = 10_000.0
+"""Of the published embedding: two numbers turn once in 2 pi to 2 pi times this many tokens."""
 
 
-def rotate(x_BTHK: Tensor, position: Tensor) -> Tensor:
+def rotate(x_BTHK: Tensor, position: Tensor, base: float = BASE) -> Tensor:
     """Rotate every head by its token's position; K is even.
 
     Args:
         x_BTHK: queries or keys, any floating dtype; the result has the same.
         position: integer positions, (T,) for all sequences or (B, T) for each.
+        base: at least 1; a larger one turns the later numbers more slowly.
     """
     half = x_BTHK.shape[-1] // 2
     exponent = torch.arange(half, device=x_BTHK.device, dtype=torch.float64) / half
-    angle = position.unsqueeze(-1) * BASE**-exponent
+    angle = position.unsqueeze(-1) * base**-exponent
     compute = accumulator(x_BTHK.dtype)
     cos, sin = angle.cos().to(compute).unsqueeze(-2), angle.sin().to(compute).unsqueeze(-2)
     first, second = x_BTHK.to(compute).chunk(2, dim=-1)

@@ -1,7 +1,20 @@
-"""Causal softmax attention with grouped keys and values and optional rotary positions.
+"""Causal softmax attention with grouped keys and values (arXiv:1706.03762, arXiv:2305.13245).
 
-Vaswani et al., arXiv:1706.03762; grouped queries: Ainslie et al., arXiv:2305.13245. The state is a
-cache of keys and values with room for the whole context, and how much of it is filled.
+Each of H heads has queries of K = D / H numbers, and reads one of the G key-value heads:
+
+    y_i = sum_{j <= i} softmax_j(q_i . k_j / sqrt(K)) v_j
+
+`kv_heads` is G; 0 stands for one key-value head for each query head, 1 is multi-query attention.
+`rope` rotates queries and keys by their position (arXiv:2104.09864), with angles position *
+`rope_base`^(-2n/K); without it there is no position encoding. `qk_norm` scales every head's queries
+and keys to root mean square 1, times a learned weight for each of the K numbers, before rotation
+(after arXiv:2010.04245), which bounds the scores.
+
+The state is a cache of keys (normed and rotated) and values with room for the whole context, and
+how much of it is filled.
+
+Projections start as N(0, 0.02^2), as in the published recall recipe; weights of norms at 1. Left
+out are dropout on the weights, biases, and scaled rotary embeddings for longer contexts.
 
 Shape suffixes: B batch, T tokens, L room of the cache, D model width, H query heads, G key-value
 heads, K head size.
@@ -12,7 +25,8 @@ from typing import Annotated, ClassVar
 
 import torch
 from archsearch_kernels.attention import attention
-from archsearch_kernels.rotary import rotate
+from archsearch_kernels.norm import rms_norm
+from archsearch_kernels.rotary import BASE, rotate
 from torch import Tensor, nn
 
 from archsearch.mixer import Mixer, State, StateTensor
@@ -27,11 +41,13 @@ class Attention(Mixer):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Mixer.Config):
-        heads: Annotated[int, Choice(1, 2, 4), "query heads; divides the width"] = 1
+        heads: Annotated[int, Choice(1, 2, 4, 8, 16), "query heads; divides the width"] = 1
         kv_heads: Annotated[
-            int, Choice(0, 1, 2), "key-value heads shared by the query heads; 0: one for each"
+            int, Choice(0, 1, 2, 4, 8), "key-value heads shared by the query heads; 0: one for each"
         ] = 0
         rope: Annotated[bool, "rotate queries and keys by their position"] = False
+        rope_base: Annotated[float, "base of the angles of `rope`"] = BASE
+        qk_norm: Annotated[bool, "norm queries and keys, with learned weights"] = False
 
         def __post_init__(self) -> None:
             if self.heads < 1 or self.d_model % self.heads:
@@ -49,6 +65,8 @@ class Attention(Mixer):
                     f"rope needs an even head size; width {self.d_model} / {self.heads} heads "
                     f"gives {self.head_size}"
                 )
+            if self.rope_base < 1:
+                raise ValueError(f"rope_base is {self.rope_base:g}; it must be at least 1")
 
         @property
         def groups(self) -> int:
@@ -67,11 +85,15 @@ class Attention(Mixer):
                 StateTensor("position", (), torch.int64),
             )
 
+        def zoology_state_elements(self, context_len: int) -> int:
+            return 2 * self.groups * self.head_size * context_len
+
         def flops(self, context_len: int) -> int:
             queries, keys = self.heads * self.head_size, self.groups * self.head_size
             projections = 2 * self.d_model * (2 * queries + 2 * keys)
             visible = (context_len + 1) / 2  # the mean over a context of how many keys are seen
-            return projections + round(4 * queries * visible)
+            norms = 4 * (queries + keys) if self.qk_norm else 0  # square, sum, scale, weight
+            return projections + norms + round(4 * queries * visible)
 
     config: Config
     kernels: ClassVar = {"attention": ("reference", "sdpa")}
@@ -84,12 +106,20 @@ class Attention(Mixer):
         self.out = nn.Linear(queries, config.d_model, bias=False)
         for linear in (self.qkv, self.out):
             nn.init.normal_(linear.weight, std=INIT_STD)
+        if config.qk_norm:
+            self.q_norm = nn.Parameter(torch.ones(config.head_size))
+            self.k_norm = nn.Parameter(torch.ones(config.head_size))
 
     def _project(self, x_BTD: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q_BTHK, k_BTGK, v_BTGK; positions are (T,) or (B, T)."""
-        H, G = self.config.heads, self.config.groups
+        config = self.config
+        H, G = config.heads, config.groups
         q, k, v = self.qkv(x_BTD).unflatten(-1, (H + 2 * G, -1)).split((H, G, G), dim=-2)
-        return (rotate(q, position), rotate(k, position), v) if self.config.rope else (q, k, v)
+        if config.qk_norm:
+            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
+        if config.rope:
+            q, k = (rotate(x, position, config.rope_base) for x in (q, k))
+        return q, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, position_B: Tensor | None) -> Tensor:
         y_BTHK = attention(q, k, v, position_B=position_B, backend=self.backends["attention"])

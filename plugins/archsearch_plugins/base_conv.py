@@ -1,25 +1,46 @@
-"""BaseConv: a short causal convolution gated by a projection (arXiv:2312.04927, section 4).
+"""BaseConv: a short causal convolution gated by a projection (arXiv:2312.04927, arXiv:2402.18668).
+
+Two forms go by this name. `form: zoology` is that of the published recall recipe, with a residual
+of its own and no activation:
 
     y = conv(x) * (W x + b) + x
 
-This is the form of the published recall recipe, with its own residual and no activation. The state
-is the last `kernel - 1` inputs.
+`form: based` is that of the BASED language models, where the inputs of the convolution are
+projected first; u and z have C = `expand` D channels each, so that `expand: 2` is the published
+`expand_proj` of 4:
 
-Shape suffixes: B batch, T tokens, D model width, P = kernel - 1 tokens.
+    u, z = W_in x + b_in
+    y = W_out (SiLU(conv(u)) * z) + b_out
+
+`kernel` is the number of tokens that an output sees, itself included; each channel has its own
+taps and a bias. The state is the last `kernel - 1` inputs of the convolution.
+
+Taps and their biases start uniform within kernel^-1/2, as torch starts a convolution, and the gate
+of the first form as N(0, 0.02^2), as published: the layer starts close to passing on x. Projections
+of the second form are N(0, 1 / inputs). Left out are the published scaling of W_out with depth, and
+the long convolutions that Zoology's BaseConv may also have; `hyena` has one.
+
+Shape suffixes: B batch, T tokens, D model width, C channels of the convolution, P = kernel - 1
+tokens.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+import torch.nn.functional as F
 from archsearch_kernels.short_conv import short_conv
 from torch import Tensor, nn
 
 from archsearch.mixer import Mixer, State, StateTensor
-from archsearch.space import Choice
+from archsearch.space import Range
 
 GATE_STD = 0.02
-"""Start of the gate, as in the published recall recipe: the layer starts close to passing on x."""
+"""Standard deviation of the gate of the form `zoology`, as in the published recall recipe."""
+
+FORMS = ("zoology", "based")
+EXPAND = 2
+"""Inner width of the published BASED models, over the model width."""
 
 
 class BaseConv(Mixer):
@@ -27,50 +48,85 @@ class BaseConv(Mixer):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Mixer.Config):
-        kernel: Annotated[int, Choice(2, 3, 4), "tokens a token sees, itself included"] = 3
+        kernel: Annotated[int, Range(2, 8), "tokens a token sees, itself included"] = 3
+        form: Annotated[str, "zoology: gated inputs; based: projected before and after"] = "zoology"
+        expand: Annotated[int, "inner width of the form based, over the model width"] = EXPAND
 
         def __post_init__(self) -> None:
             if self.kernel < 2:
                 raise ValueError(f"kernel is {self.kernel}; it must be at least 2")
+            if self.form not in FORMS:
+                raise ValueError(f"form is '{self.form}'; it must be one of: {', '.join(FORMS)}")
+            if self.expand < 1:
+                raise ValueError(f"expand is {self.expand}; it must be at least 1")
+            if self.form == "zoology" and self.expand != EXPAND:
+                raise ValueError(
+                    f"expand is {self.expand}, but the form zoology has no inner width; "
+                    f"leave it at {EXPAND}"
+                )
+
+        @property
+        def channels(self) -> int:
+            """Channels of the convolution."""
+            return self.d_model * (self.expand if self.form == "based" else 1)
 
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
-            return (StateTensor("tail", (self.kernel - 1, self.d_model), dtype),)
+            return (StateTensor("tail", (self.kernel - 1, self.channels), dtype),)
+
+        def zoology_state_elements(self, context_len: int) -> int:
+            return self.channels * self.kernel
 
         def flops(self, context_len: int) -> int:
-            return 2 * self.d_model**2 + self.d_model * (2 * self.kernel + 3)
+            taps = self.channels * 2 * self.kernel
+            if self.form == "based":  # three projections; taps, bias, SiLU, gate; biases
+                return 6 * self.d_model * self.channels + taps + 7 * self.channels + self.d_model
+            return 2 * self.d_model**2 + taps + 3 * self.d_model
 
     config: Config
     kernels: ClassVar = {"short_conv": ("reference",)}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        width, kernel = config.d_model, config.kernel
-        self.conv_weight = nn.Parameter(torch.empty(width, kernel))
-        self.conv_bias = nn.Parameter(torch.empty(width))
-        self.gate = nn.Linear(width, width)
+        kernel = config.kernel
+        self.conv_weight = nn.Parameter(torch.empty(config.channels, kernel))
+        self.conv_bias = nn.Parameter(torch.empty(config.channels))
+        if config.form == "based":
+            self.inner = nn.Linear(config.d_model, 2 * config.channels)
+            self.out = nn.Linear(config.channels, config.d_model)
+        else:
+            self.gate = nn.Linear(config.d_model, config.d_model)
         for parameter in (self.conv_weight, self.conv_bias):
             nn.init.uniform_(parameter, -(kernel**-0.5), kernel**-0.5)
-        nn.init.normal_(self.gate.weight, std=GATE_STD)
-        nn.init.zeros_(self.gate.bias)
+        for linear in (self.inner, self.out) if config.form == "based" else (self.gate,):
+            std = GATE_STD if config.form == "zoology" else linear.in_features**-0.5
+            nn.init.normal_(linear.weight, std=std)
+            nn.init.zeros_(linear.bias)
 
-    def _mix(self, x_BTD: Tensor, tail_BPD: Tensor | None) -> tuple[Tensor, Tensor]:
-        conv_BTD, tail_BPD = short_conv(
-            x_BTD,
+    def _mix(self, x_BTD: Tensor, tail_BPC: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.config.form == "zoology":
+            conv_BTD, tail_BPC = self._conv(x_BTD, tail_BPC)
+            return conv_BTD * self.gate(x_BTD) + x_BTD, tail_BPC
+        u_BTC, z_BTC = self.inner(x_BTD).chunk(2, dim=-1)
+        conv_BTC, tail_BPC = self._conv(u_BTC, tail_BPC)
+        return self.out(F.silu(conv_BTC) * z_BTC), tail_BPC
+
+    def _conv(self, u_BTC: Tensor, tail_BPC: Tensor | None) -> tuple[Tensor, Tensor]:
+        return short_conv(
+            u_BTC,
             self.conv_weight,
             self.conv_bias,
-            tail_BPC=tail_BPD,
+            tail_BPC=tail_BPC,
             backend=self.backends["short_conv"],
         )
-        return conv_BTD * self.gate(x_BTD) + x_BTD, tail_BPD
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self._mix(x_BTD, None)[0]
 
     def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        y_BTD, tail_BPD = self._mix(x_BTD, state["tail"])
-        return y_BTD, {"tail": tail_BPD}
+        y_BTD, tail_BPC = self._mix(x_BTD, state["tail"])
+        return y_BTD, {"tail": tail_BPC}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        y_B1D, tail_BPD = self._mix(x_BD[:, None], state["tail"])
-        state["tail"].copy_(tail_BPD)
+        y_B1D, tail_BPC = self._mix(x_BD[:, None], state["tail"])
+        state["tail"].copy_(tail_BPC)
         return y_B1D.squeeze(1), state

@@ -1,16 +1,31 @@
-"""Causal softmax attention over the last `window` tokens, the current one included.
+"""Causal softmax attention over the last `window` tokens, as in Longformer (arXiv:2004.05150).
+
+Each of H heads has queries of K = D / H numbers, and reads one of the G key-value heads:
+
+    y_i = sum_{i - window < j <= i} softmax_j(q_i . k_j / sqrt(K)) v_j
+
+The window counts the tokens that a token sees, **the current one included**; peers mean window + 1
+or window / 2 + 1 by the same word. `kv_heads` is G; 0 stands for one key-value head for each query
+head. `rope` rotates queries and keys by their position (arXiv:2104.09864), with angles position *
+`rope_base`^(-2n/K). `qk_norm` scales every head's queries and keys to root mean square 1, times a
+learned weight for each of the K numbers, before rotation (after arXiv:2010.04245).
 
 The state is a ring of keys and values (token a lies in slot a mod ring) and the number of tokens
 seen. A context shorter than the window needs a ring of the context's length only.
 
-Shape suffixes: B batch, T tokens, W slots of the ring, D model width, H heads, K head size.
+Projections start as N(0, 0.02^2), as in the published recall recipe; weights of norms at 1. Left
+out are windows with gaps, and tokens that see or are seen by all.
+
+Shape suffixes: B batch, T tokens, W slots of the ring, D model width, H query heads, G key-value
+heads, K head size.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from archsearch_kernels.rotary import rotate
+from archsearch_kernels.norm import rms_norm
+from archsearch_kernels.rotary import BASE, rotate
 from archsearch_kernels.sliding_window import sliding_window
 from torch import Tensor, nn
 
@@ -27,38 +42,62 @@ class SlidingWindow(Mixer):
     @dataclass(frozen=True, kw_only=True)
     class Config(Mixer.Config):
         window: Annotated[
-            int, Range(4, 1024, scale="log2"), "tokens a token sees, itself included"
+            int, Range(4, 4096, scale="log2"), "tokens a token sees, itself included"
         ] = 64
-        heads: Annotated[int, Choice(1, 2, 4), "heads; divides the width"] = 1
+        heads: Annotated[int, Choice(1, 2, 4, 8, 16), "query heads; divides the width"] = 1
+        kv_heads: Annotated[int, "key-value heads shared by the query heads; 0: one for each"] = 0
         rope: Annotated[bool, "rotate queries and keys by their position"] = False
+        rope_base: Annotated[float, "base of the angles of `rope`"] = BASE
+        qk_norm: Annotated[bool, "norm queries and keys, with learned weights"] = False
 
         def __post_init__(self) -> None:
             if self.window < 1:
                 raise ValueError(f"window is {self.window}; it must be at least 1")
             if self.heads < 1 or self.d_model % self.heads:
                 raise ValueError(f"heads is {self.heads}; it must divide the width {self.d_model}")
+            if self.kv_heads == self.heads:
+                raise ValueError(
+                    f"kv_heads is {self.kv_heads}, as many as heads; write 0 for one for each"
+                )
+            if self.kv_heads < 0 or self.heads % self.groups:
+                raise ValueError(
+                    f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}"
+                )
             if self.rope and self.head_size % 2:
                 raise ValueError(
                     f"rope needs an even head size; width {self.d_model} / {self.heads} heads "
                     f"gives {self.head_size}"
                 )
+            if self.rope_base < 1:
+                raise ValueError(f"rope_base is {self.rope_base:g}; it must be at least 1")
+
+        @property
+        def groups(self) -> int:
+            """Number of key-value heads."""
+            return self.kv_heads or self.heads
 
         @property
         def head_size(self) -> int:
             return self.d_model // self.heads
 
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
-            ring = (min(self.window, context_len), self.heads, self.head_size)
+            ring = (min(self.window, context_len), self.groups, self.head_size)
             return (
                 StateTensor("key", ring, dtype),
                 StateTensor("value", ring, dtype),
                 StateTensor("position", (), torch.int64),
             )
 
+        def zoology_state_elements(self, context_len: int) -> int:
+            return 2 * self.groups * self.head_size * self.window
+
         def flops(self, context_len: int) -> int:
+            keys = self.groups * self.head_size
+            projections = 4 * self.d_model * (self.d_model + keys)
+            norms = 4 * (self.d_model + keys) if self.qk_norm else 0  # square, sum, scale, weight
             full = min(self.window, context_len)
             seen = full * (full + 1) // 2 + (context_len - full) * full  # over the whole context
-            return 8 * self.d_model**2 + round(4 * self.d_model * seen / max(context_len, 1))
+            return projections + norms + round(4 * self.d_model * seen / max(context_len, 1))
 
     config: Config
     kernels: ClassVar = {"sliding_window": ("reference", "masked", "blocked")}
@@ -66,15 +105,25 @@ class SlidingWindow(Mixer):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        keys = config.groups * config.head_size
+        self.qkv = nn.Linear(config.d_model, config.d_model + 2 * keys, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
         for linear in (self.qkv, self.out):
             nn.init.normal_(linear.weight, std=INIT_STD)
+        if config.qk_norm:
+            self.q_norm = nn.Parameter(torch.ones(config.head_size))
+            self.k_norm = nn.Parameter(torch.ones(config.head_size))
 
     def _project(self, x_BTD: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v as (B, T, H, K); positions are (T,) or (B, T)."""
-        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.config.heads, -1)).unbind(2)
-        return (rotate(q, position), rotate(k, position), v) if self.config.rope else (q, k, v)
+        """Return q_BTHK, k_BTGK, v_BTGK; positions are (T,) or (B, T)."""
+        config = self.config
+        H, G = config.heads, config.groups
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (H + 2 * G, -1)).split((H, G, G), dim=-2)
+        if config.qk_norm:
+            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
+        if config.rope:
+            q, k = (rotate(x, position, config.rope_base) for x in (q, k))
+        return q, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, exists_BS: Tensor | None) -> Tensor:
         y_BTHK = sliding_window(
