@@ -282,8 +282,9 @@ class Population:
         train = self.train_spec
         plan = _feeds(data, train.batch_size)
         rates = tuple(member.learning_rate for member in self.members)
-        optimiser = FlatAdamW(self.flat_MP, rates, train, len(plan), self._launcher.compiles)
         total = train.epochs * len(plan)
+        compiles = self._launcher.compiles and total >= _COMPILED_FROM
+        optimiser = FlatAdamW(self.flat_MP, rates, train, len(plan), compiles)
         stops = [round(total * (rung + 1) / train.rungs) for rung in range(train.rungs)]
         begun, done = time.perf_counter(), 0
         for rung, stop in enumerate(stops):

@@ -55,6 +55,13 @@ def test_backend_rounds_no_more_than_its_reference(
     assert verdict.ok, verdict
 
 
+def test_linear_attention_is_exact_across_chunks() -> None:
+    sizes = Sizes(batch=1, tokens=600, heads=1, head_size=3, state=True)
+    found, expected = (run("linear_attention", name, sizes) for name in ("chunked", REFERENCE))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)  # 600 tokens of sums
+
+
 RECURRENT = {
     "linear_attention": ("memory_BHFV", "normaliser_BHF"),
     "gated_delta": ("state_BHVK",),
