@@ -19,8 +19,11 @@ padding. A padded token leaves nothing in any sum, so that outputs and state are
 alone; the prefix is the first M tokens that exist. The authors' code sets the keys of padding to 0
 before the map. But phi(0) has the constant 1, and so the values of padding leak into every output.
 
-Projections start as N(0, 0.02^2), as in `linear_attention`. Left out are the training objective,
-which is no part of a mixer, and the authors' separate `scale_dim`.
+Projections start as N(0, 1 / inputs), and the second values u at 0, so that a model begins by
+reading in order. On the recipe `tiny` at 1e-2 (width 32, default fields, 2 epochs, 6 seeds) it then recalls
+0.54 to 0.99; 0.14 to 0.84 if u starts like v, and 0.03 to 0.08 if all start as N(0, 0.02^2), as
+`linear_attention` does. Left out are the training objective, which is no part of a mixer, and the
+authors' separate `scale_dim`.
 
 Shape suffixes: B batch, T tokens, P tokens that may be in the prefix, D model width, X numbers of
 all heads, H heads, K feature dimension, V head size, F features.
@@ -36,9 +39,6 @@ from torch import Tensor, nn
 
 from archsearch.mixer import Mixer, State, StateTensor
 from archsearch.space import Choice, Range
-
-INIT_STD = 0.02
-"""Standard deviation of every projection."""
 
 
 class PrefixLinear(Mixer):
@@ -109,8 +109,9 @@ class PrefixLinear(Mixer):
         self.prefix_key = nn.Linear(config.d_model, inner, bias=False)
         self.prefix_value = nn.Linear(config.d_model, config.d_model, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
-        for linear in (self.qk, self.value, self.prefix_key, self.prefix_value, self.out):
-            nn.init.normal_(linear.weight, std=INIT_STD)
+        for linear in (self.qk, self.value, self.prefix_key, self.out):
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        nn.init.zeros_(self.prefix_value.weight)
 
     def _heads(self, x_BTX: Tensor) -> Tensor:
         x_BTHX: Tensor = x_BTX.unflatten(-1, (self.config.heads, -1))
