@@ -5,8 +5,9 @@
 bf16 on a CUDA device, V = 8,192, the labelled rows of the recipe `zoology-figure2`. Every variant
 is captured in a CUDA graph; the variants of a shape take turns, and a number is the median over
 rounds. `torch` is cross_entropy of all logits in fp32. The floor counts the four products that a
-pass without stored logits makes (one for hits) at the card's measured bf16 rate. A variant whose
-results differ from `torch` by more than 1 % is refused. Prints a table and writes JSON.
+pass without stored logits makes (one for hits) at the card's measured bf16 rate. A loss or gradient
+that differs from that of `torch` by more than 1 % is refused; hits are not compared, because those
+of `torch` are of logits rounded to bf16. Prints a table and writes JSON.
 
 Shape suffixes: M members, N labelled rows, D width, V vocabulary.
 """

@@ -142,6 +142,7 @@ def test_offsets_beyond_32_bits() -> None:
         assert error(gradient[-1:], truth * 2) < GRADIENT  # the last member's share of the sum is 2
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # torch's own
 @pytest.mark.parametrize(("members", "rows"), [(1, 1_024), (16, 4_096)])
 def test_a_captured_call_reads_new_inputs_and_no_value_back(members: int, rows: int) -> None:
     first, second = inputs(members, rows, V, 128), inputs(members, rows, V, 128)
