@@ -291,7 +291,7 @@ def one_layer(alternatives: str, limits: str) -> str:
 def test_limits_that_no_architecture_meets_together_are_refused(tmp_path: Path) -> None:
     # The window keeps less, the linear map has fewer parameters; neither has the least of both.
     window = "{sliding_window: {window: 8, heads: 1}}"
-    linear = "{linear_attention: {feature_dim: 8, heads: 1}}"
+    linear = "{linear_attention: {feature_map: taylor, feature_dim: 8, heads: 1}}"
     path = tmp_path / "study.yaml"
     path.write_text(one_layer(f"{window}, {linear}", "parameters: 1G"), encoding="utf-8")
     spec = load_study(path)
