@@ -8,7 +8,8 @@ brought to one size and merged. With N parts Y_i and RMSNorm(y) = y / sqrt(mean(
     merge: heads      y = W_out [RMSNorm(Y_1(u_1)), ..., RMSNorm(Y_N(u_N))]
                       (u_1, ..., u_N) = W_in x
 
-g are learned gains of each feature, w one learned number a part. `mean` is Hymba's rule. `weights`
+g are learned gains of each feature, w one learned number a part. `mean` is Hymba's rule, but that
+each part projects its output before the norm, where Hymba projects the mean after it. `weights`
 tells with N numbers how much of each part there is; `observe` shows them. With both, every part has
 the width of the layer. `heads` divides the width instead, as the head-wise splits that Bae et al.
 (arXiv:2510.04800) compare with hybrids of whole layers: the first part has `share` of it, rounded,
@@ -16,7 +17,8 @@ and the others share the rest alike. Falcon-H1 (arXiv:2507.22448) runs attention
 model side by side too, and adds what they project, with no norm and fixed factors.
 
 The norm is needed here: at their own starts and at width 64 what `gated_delta` puts out is 90 times
-as large as what `attention` does, which would hardly be heard. Sizes below 1e-4 fade out.
+as large as what `attention` does, which would hardly be heard. Outputs below 1e-4 fade out. Without
+it `heads` of a window of 8 and linear attention recall 0.1 on `tiny` at 1e-2, and with it 0.5.
 
 Parts that are merged alike have no order, so that one layer has one hash: they are sorted, `share`
 is turned round if that swaps two parts of `heads`, and the first of more than two stays there.
@@ -46,7 +48,11 @@ from archsearch.registry import default_parts, load_mixer, make_config
 from archsearch.space import Choice, Part, Parts, Value
 
 INITIAL_GAIN = 0.5
-"""Of what is written to the residual stream; most mixers start near it."""
+"""Of what is written to the residual stream; other mixers start near it.
+
+On the recipe `tiny` at 3e-3, a window of 8 beside linear attention of 8 features recalls 0.78 (mean
+of three seeds, four pairs) with gains of 0.5, 0.72 with 1, and 0.20 with 0.1.
+"""
 
 NORM_EPSILON = 1e-8
 """Added to means of squares: attention of width 16 starts with outputs of 4e-4 and more."""
