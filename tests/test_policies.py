@@ -19,7 +19,7 @@ LAYERS: dict[str, int] = {
     module: layer
     for layer, modules in enumerate(
         [
-            "errors pareto units space snapshot head",
+            "errors pareto units space snapshot",
             "mixer spec yaml_file",
             "registry",
             "arch mqar optimiser recipes",
