@@ -20,10 +20,10 @@ alone; the prefix is the first M tokens that exist. The authors' code sets the k
 before the map. But phi(0) has the constant 1, and so the values of padding leak into every output.
 
 Projections start as N(0, 1 / inputs), and the second values u at 0, so that a model begins by
-reading in order. On the recipe `tiny` at 1e-2 (width 32, default fields, 2 epochs, 6 seeds) it then recalls
-0.54 to 0.99; 0.14 to 0.84 if u starts like v, and 0.03 to 0.08 if all start as N(0, 0.02^2), as
-`linear_attention` does. Left out are the training objective, which is no part of a mixer, and the
-authors' separate `scale_dim`.
+reading in order. On the recipe `tiny` at 1e-2 (width 32, default fields, 2 epochs, 6 seeds) it then
+recalls 0.54 to 0.99; 0.14 to 0.84 if u starts like v, and 0.03 to 0.08 if all start as
+N(0, 0.02^2), as `linear_attention` does. Left out are the training objective, which is no part of a
+mixer, and the authors' separate `scale_dim`.
 
 Shape suffixes: B batch, T tokens, P tokens that may be in the prefix, D model width, X numbers of
 all heads, H heads, K feature dimension, V head size, F features.
