@@ -20,7 +20,7 @@ class TestRwkv7(MixerContract):
 
 class TestRwkv7ManyHeads(MixerContract):
     mixer = "rwkv7"
-    fields: ClassVar = {"head_dim": 16, "rank": 5}
+    fields: ClassVar = {"head_dim": 24, "rank": 5}
     width = 48
 
 
@@ -89,5 +89,5 @@ def test_counted_state_is_the_published_one(width: int, published: int) -> None:
 
 
 def test_head_must_divide_the_width() -> None:
-    with pytest.raises(ValueError, match="head_dim is 32; it must divide the width 48"):
-        load_mixer("rwkv7").Config(d_model=48)
+    with pytest.raises(ValueError, match="head_dim is 16; it must divide the width 40"):
+        load_mixer("rwkv7").Config(d_model=40)
