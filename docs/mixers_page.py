@@ -186,10 +186,13 @@ def _draw(name: str) -> None:
 
 def _draw_state(axes: Axes, name: str) -> None:
     config = make_config(name, WIDTH, {})
+    if not config.state_spec(CONTEXT, torch.bfloat16):
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "no state", ha="center", va="center", transform=axes.transAxes)
+        return
     contexts = [2**power for power in range(5, 18)]
-    axes.plot(
-        contexts, [state_bytes(config, one, torch.bfloat16) for one in contexts], color="black"
-    )
+    kept = [state_bytes(config, one, torch.bfloat16) for one in contexts]
+    axes.plot(contexts, kept, color="black")
     axes.set(xlabel="context in tokens", ylabel="state bytes", xscale="log", yscale="log")
     axes.set_ylim(1e2, 1e8)
 

@@ -170,7 +170,8 @@ class Rwkv7(Mixer):
         """Return log(w) per channel, in fp32 at least."""
         speed_BTD = self.decay.up(self.decay.down(x_BTD).tanh())
         compute = accumulator(speed_BTD.dtype)
-        return -FASTEST_DECAY * (speed_BTD.to(compute) + self.decay_bias.to(compute)).sigmoid()
+        share_BTD: Tensor = (speed_BTD.to(compute) + self.decay_bias.to(compute)).sigmoid()
+        return -FASTEST_DECAY * share_BTD
 
     def _rate(self, x_BTD: Tensor) -> Tensor:
         """Return how much of what is stored under the key is taken away, per channel."""
