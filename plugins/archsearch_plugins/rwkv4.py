@@ -16,8 +16,13 @@ much each ln 2 / w tokens, and the current one exp(u) times more or less:
 The state is the last x, and a and b as a numerator, a denominator and the exponent that both are
 to be multiplied with: keys may be of any size.
 
-Left out is the channel mixing, which is `rwkv_channel`; the published blocks alternate the two. The
-published start differs by the depth of the layer, which a mixer does not know.
+Projections start as N(0, 1 / inputs), u at 0, and channels forget half in 2 to 2000 tokens. Keys
+are those of the token before (m_k = 0), values and gates of the token itself (m_v = m_r = 1), so
+that a value is weighted by what it follows. On the recipe `tiny` at 1e-2 (width 32, 2 epochs, 4
+seeds) this recalls 0.71 to 0.77; with all shares at 1/2 it was 0.25. The published start mixes both
+tokens by shares, rates and u that differ over channels and by depth, which a mixer does not know.
+
+Left out is the channel mixing, which is `rwkv_channel`; the published blocks alternate the two.
 
 Shape suffixes: B batch, T tokens, D model width.
 """
@@ -34,6 +39,9 @@ from archsearch.mixer import Mixer, State, StateTensor
 
 SUMS = ("numerator", "denominator", "exponent")
 """Parts of the state of each channel's sums."""
+
+SLOWEST, FASTEST = -8.0, -1.0
+"""Logarithms of the smallest and the largest rate w at the start."""
 
 
 class Rwkv4(Mixer):
@@ -60,10 +68,10 @@ class Rwkv4(Mixer):
         self.value = nn.Linear(D, D, bias=False)
         self.receptance = nn.Linear(D, D, bias=False)
         self.out = nn.Linear(D, D, bias=False)
-        self.mix_key = nn.Parameter(torch.full((D,), 0.5))
-        self.mix_value = nn.Parameter(torch.full((D,), 0.5))
-        self.mix_receptance = nn.Parameter(torch.full((D,), 0.5))
-        self.log_rate = nn.Parameter(torch.linspace(-8, -1, D))
+        self.mix_key = nn.Parameter(torch.zeros(D))
+        self.mix_value = nn.Parameter(torch.ones(D))
+        self.mix_receptance = nn.Parameter(torch.ones(D))
+        self.log_rate = nn.Parameter(torch.linspace(SLOWEST, FASTEST, D))
         self.bonus = nn.Parameter(torch.zeros(D))
         for linear in (self.key, self.value, self.receptance, self.out):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
