@@ -2,7 +2,7 @@
 
 `heads` memories share K' = `key_ratio` D keys and V' = `expand_v` D values, so that each is K x V
 numbers with K = K' / `heads` and V = V' / `heads`. With `conv` taps (0: none), queries, keys and
-values first pass a short convolution and SiLU. The memory S forgets row by row:
+values first pass a short convolution and SiLU; published is 0. The memory S forgets row by row:
 
     a_t = sigmoid(W_up W_down x_t + b)^(1 / tau)        (K numbers for each head)
     S_t = diag(a_t) S_{t-1} + k_t v_t^T
@@ -16,8 +16,13 @@ nothing.
 
 The state is S, and with `conv` the last inputs of the convolution.
 
-Projections start as N(0, 1 / inputs) and b = 0, so that half is forgotten in some 16 tokens; taps
-start within 0.1 of passing the current token on.
+Projections start as N(0, 1 / inputs), b at 4 and taps within 0.1 of passing on one token. So half
+is forgotten in some 600 tokens; with the published b = 0 it is 16. Of ours is a pairing: with
+`conv`, keys start with the weights of queries and their taps one token late, so that a value is
+written under its predecessor, and the same token brings it back. On the recipe `tiny` at 1e-2
+(width 32, 2 epochs) 4 pairs are recalled at 1.00 (8 seeds), without the pairing at 0.69 to 0.82 (6
+seeds). Without a convolution, the layer before has to learn to bring neighbours together: 0.06 to
+0.57, 0.27 on average (16 seeds), and 0.17 with b = 0.
 
 Left out is the published scale of queries, K^-1/2, which the norm undoes, and the bias of the
 output gate's projection.
@@ -42,11 +47,14 @@ from archsearch.space import Choice
 
 GATES = ("channel", "scalar", "fixed", "none")
 
+DECAY_BIAS = 4.0
+"""Logit of the decays at the start: with a temperature of 16, half is forgotten in 600 tokens."""
+
 FASTEST_DECAY = -5
 """Log2 of what the first head forgets a token under `fixed`; each further one half of that."""
 
 CONV_NOISE = 0.1
-"""Taps start within this of passing the current token on; random taps mix keys with neighbours."""
+"""Taps start within this of passing one token on; random taps mix keys with neighbours."""
 
 
 class GatedLinear(Mixer):
@@ -60,7 +68,7 @@ class GatedLinear(Mixer):
         heads: Annotated[int, Choice(1, 2, 4), "independent memories"] = 2
         key_ratio: Annotated[float, Choice(0.5, 1.0), "keys of all heads over the width"] = 0.5
         expand_v: Annotated[int, Choice(1, 2), "values of all heads over the width"] = 1
-        conv: Annotated[int, Choice(0, 4), "taps of the convolution on q, k and v; 0: none"] = 0
+        conv: Annotated[int, Choice(0, 4), "taps of the convolution on q, k and v; 0: none"] = 4
         gate_rank: Annotated[int, "numbers that the decays of all channels are made of"] = 16
         gate_temperature: Annotated[int, "log decays are divided by this"] = 16
 
@@ -138,17 +146,25 @@ class GatedLinear(Mixer):
             self.decay_down = nn.Linear(config.d_model, config.gate_rank, bias=False)
             self.decay_up = nn.Linear(config.gate_rank, config.keys)
             linears += [self.decay_down, self.decay_up]
-            nn.init.zeros_(self.decay_up.bias)
+            nn.init.constant_(self.decay_up.bias, DECAY_BIAS)
         elif config.gate == "scalar":
             self.decay = nn.Linear(config.d_model, config.heads)
             linears.append(self.decay)
-            nn.init.zeros_(self.decay.bias)
-        if config.conv:
-            weight_CJ = torch.empty(config.channels, config.conv).uniform_(-CONV_NOISE, CONV_NOISE)
-            weight_CJ[:, -1] += 1
-            self.conv_weight = nn.Parameter(weight_CJ)
+            nn.init.constant_(self.decay.bias, DECAY_BIAS)
         for linear in linears:
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        if config.conv:
+            self._start_in_pairs()
+
+    def _start_in_pairs(self) -> None:
+        """Make the taps; keys start as the queries of one token before."""
+        config, keys = self.config, slice(self.config.keys, 2 * self.config.keys)
+        weight_CJ = torch.empty(config.channels, config.conv).uniform_(-CONV_NOISE, CONV_NOISE)
+        weight_CJ[:, -1] += 1
+        weight_CJ[keys] = weight_CJ[keys].roll(-1, 1)
+        self.conv_weight = nn.Parameter(weight_CJ)
+        with torch.no_grad():
+            self.qkv.weight[keys] = self.qkv.weight[: config.keys]
 
     def _mix(
         self, x_BTD: Tensor, state: State | None

@@ -17,7 +17,10 @@ leave the latter out.
 
 Decays exp(A_log) uniform in [1, 16], steps log-uniform in [0.001, 0.1] and D = 1 start as
 published; so do 64 channels of a head, where they divide C. Projections are N(0, 1 / inputs), and
-taps start within 0.1 of passing the current token on; published taps are random.
+taps start within 0.1 of passing on one token. Of ours is a pairing: b starts with the weights of c
+and its taps one token late, so that a value is written under its predecessor, and the same token
+brings it back. On the recipe `tiny` at 1e-2 (width 32, 8 seeds, 2 epochs) 4 pairs are recalled at
+0.94 to 1.00; without the pairing it was 0.04 to 0.97, 0.26 on average.
 
 Left out are more than one group of B and C, bounds on the step sizes, and the authors' fused path.
 
@@ -47,7 +50,7 @@ SLOWEST, FASTEST = 1e-3, 1e-1
 """Step sizes at the start lie between these."""
 
 CONV_NOISE = 0.1
-"""Taps start within this of passing the current token on; random taps mix keys with neighbours."""
+"""Taps start within this of passing one token on; random taps mix keys with neighbours."""
 
 
 class Mamba2(Mixer):
@@ -127,6 +130,11 @@ class Mamba2(Mixer):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         weight_CJ = torch.empty(config.convolved, config.conv).uniform_(-CONV_NOISE, CONV_NOISE)
         weight_CJ[:, -1] += 1
+        keys = slice(2 * C, 2 * C + config.state_dim)  # b in the projection; c follows
+        with torch.no_grad():
+            self.inner.weight[keys] = self.inner.weight[keys.stop : keys.stop + config.state_dim]
+        late = slice(C, C + config.state_dim)  # b in the convolution, one token late
+        weight_CJ[late] = weight_CJ[late].roll(-1, 1)
         self.conv_weight = nn.Parameter(weight_CJ)
         self.conv_bias = nn.Parameter(torch.zeros(config.convolved))
         steps_H = torch.empty(H).uniform_(math.log(SLOWEST), math.log(FASTEST)).exp()

@@ -11,7 +11,14 @@ head h = 0, 1, ... half as fast as the one before it:
 The norm scales each head to root mean square 1. The three published forms are three backends of
 one kernel: parallel is `parallel`, recurrent is `reference`, chunkwise recurrent is `chunked`.
 
-The state is S, and with `rope` the position. Projections start as N(0, 1 / inputs).
+The state is S, and with `rope` the position.
+
+Projections start as N(0, 1 / inputs); that of the gate 0.03 times as large, where SiLU is close to
+linear. On the recipe `tiny` at 1e-2 (width 32, 2 epochs, 32 seeds) 4 pairs are recalled at 0.13 to
+0.59, 0.35 on average; with a gate of full size it was 0.08 to 0.55, 0.30 on average, and with the
+published start, uniform and 6 times as narrow, 0.09 to 0.43, 0.28 on average (16 seeds). Nothing
+here brings neighbours together, so that the layer before has to learn to: after 4 epochs it is 0.78
+on average (8 seeds).
 
 Left out are the published scale of keys, K^-1/2, and the stabilising divisors of the authors' code:
 the norm undoes both. Angles are position * 10000^(-2n/K), as in other mixers here; that code spaces
@@ -36,6 +43,9 @@ from archsearch.space import Choice
 
 FASTEST_DECAY = -5
 """Log2 of what the first head forgets a token; each further head forgets half of the one before."""
+
+GATE_SCALE = 0.03
+"""Weights of the gate at the start, over those of the other projections."""
 
 
 class Retention(Mixer):
@@ -87,7 +97,8 @@ class Retention(Mixer):
         self.gate = nn.Linear(width, values, bias=False)
         self.out = nn.Linear(values, width, bias=False)
         for linear in (self.qk, self.value, self.gate, self.out):
-            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            scale = GATE_SCALE if linear is self.gate else 1.0
+            nn.init.normal_(linear.weight, std=scale * linear.in_features**-0.5)
 
     def _mix(
         self, x_BTD: Tensor, position: Tensor, memory_BHKV: Tensor | None, keep_state: bool

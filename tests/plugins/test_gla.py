@@ -36,9 +36,9 @@ class TestGatedLinearUngated(MixerContract):
     fields: ClassVar = {"gate": "none"}
 
 
-class TestGatedLinearConvolved(MixerContract):
+class TestGatedLinearUnconvolved(MixerContract):
     mixer = "gla"
-    fields: ClassVar = {"conv": 4}
+    fields: ClassVar = {"conv": 0}
 
 
 class TestGatedLinearWideValues(MixerContract):
@@ -130,6 +130,17 @@ def test_mixer_is_the_textbook_sum(backend: str, gate: str, conv: int) -> None:
         found.append([y_BTD, *torch.autograd.grad((weight_BTD * y_BTD).sum(), leaves)])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, **EXACT)
+
+
+def test_keys_start_as_the_queries_of_one_token_before() -> None:
+    torch.manual_seed(0)
+    module = load_mixer("gla")(make_config("gla", 64, {"conv": 4}))
+    query_CJ, key_CJ, value_CJ = module.get_parameter("conv_weight").split((32, 32, 64))
+    query_KD, key_KD, _ = module.get_parameter("qkv.weight").split((32, 32, 64))
+    assert torch.equal(query_KD, key_KD)
+    for taps_CJ, newest in ((query_CJ, 3), (key_CJ, 2), (value_CJ, 3)):
+        off_CJ = taps_CJ - torch.eye(4)[newest]
+        assert off_CJ.abs().max() <= 0.1 + 1e-6
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,18 @@ def test_start_is_the_published_one_where_it_says_so() -> None:
     assert (module.get_parameter("D") == 1).all()
 
 
+def test_what_is_written_starts_under_the_token_before() -> None:
+    """B_t is C_{t-1}: the same weights, and taps one token late."""
+    torch.manual_seed(0)
+    module = load_mixer("mamba2")(make_config("mamba2", 16, {"state_dim": 8, "conv": 3}))
+    _, _, write_KD, read_KD, _ = module.get_parameter("inner.weight").split((32, 32, 8, 8, 1))
+    assert torch.equal(write_KD, read_KD)
+    x_CJ, write_CJ, read_CJ = module.get_parameter("conv_weight").split((32, 8, 8))
+    for taps_CJ, newest in ((x_CJ, 2), (write_CJ, 1), (read_CJ, 2)):
+        off_CJ = taps_CJ - torch.eye(3)[newest]
+        assert off_CJ.abs().max() <= 0.1 + 1e-6
+
+
 @pytest.mark.parametrize(
     ("width", "expand", "head_dim", "heads"),
     [(64, 2, 0, 2), (32, 1, 0, 1), (48, 2, 0, 2), (65, 2, 0, 5), (64, 2, 32, 4)],
