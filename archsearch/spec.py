@@ -238,6 +238,15 @@ CORNERS = ("smallest", "middle", "largest")
 """Places of the space, by state bytes, that a search can begin with."""
 
 
+class EarlyStopping(_Frozen):
+    """Which trials are stopped before their training ends; see `stopping`."""
+
+    reduction: float = Field(default=3.0, gt=1)
+    """One in so many goes on from a rung that decides."""
+    grace: float = Field(default=0.25, ge=0, lt=1)
+    """Share of the training before which no trial is stopped."""
+
+
 class SearchSpec(_Frozen):
     """How the space is searched. `trials` counts distinct architectures that were evaluated."""
 
@@ -246,6 +255,8 @@ class SearchSpec(_Frozen):
     time_s: float | None = None
     warm_start: tuple[str, ...] = ()
     """Corners of the space, or published architectures projected into it."""
+    early_stopping: EarlyStopping | None = Field(default=None, exclude_if=lambda rule: rule is None)
+    """None: every trial trains to its end."""
 
 
 class ResourcesSpec(_Frozen):
@@ -271,7 +282,7 @@ Place = tuple[int, int]
 """(batch, context)"""
 
 _FIXED = ("seed", "model", "task", "train", "objectives", "limits")
-_FIXED_OF_SEARCH = ("sampler", "warm_start")
+_FIXED_OF_SEARCH = ("sampler", "warm_start", "early_stopping")
 
 
 class StudySpec(_Frozen):
@@ -297,12 +308,13 @@ class StudySpec(_Frozen):
         """
         plain = self.model_dump(mode="json")
         parts = {name: plain[name] for name in _FIXED}
-        return parts | {f"search.{name}": plain["search"][name] for name in _FIXED_OF_SEARCH}
+        return parts | {f"search.{name}": plain["search"].get(name) for name in _FIXED_OF_SEARCH}
 
     @property
     def identity(self) -> str:
-        """Hash of what is fixed."""
-        return hashlib.sha256(json.dumps(self.fixed, sort_keys=True).encode()).hexdigest()[:16]
+        """Hash of what is fixed, without the parts that are left at None."""
+        given = {name: value for name, value in self.fixed.items() if value is not None}
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def vocab_size(self) -> int:
