@@ -75,9 +75,14 @@ class FlatAdamW:
         self._launch = torch.compile(plain, fullgraph=True, dynamic=False) if compiles else plain
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that an update changes."""
-        return self.flat_MP, self.mean_MP, self.square_MP, self.step
+    def state(self) -> dict[str, Tensor]:
+        """Everything that an update changes and the next one needs."""
+        return {
+            "parameters": self.flat_MP,
+            "mean": self.mean_MP,
+            "square": self.square_MP,
+            "step": self.step,
+        }
 
     @torch.no_grad()
     def update(self, alive_M: Tensor) -> None:

@@ -5,9 +5,6 @@ module, the backward pass ordinary autograd of the summed member losses, so a me
 those of a model trained alone, whatever M is and whoever the others are. A member whose loss is not
 finite is stopped and counted; it changes no other member.
 
-As in the published recipe, the examples are fixed for all epochs and every epoch runs the segments
-in the order of the task, short to long, without shuffling; a segment's last batch may be smaller.
-
 The objective `just_read_twice` masks tokens; its masks depend on the study's seed and the step
 alone, so that all members read the same.
 
@@ -34,6 +31,7 @@ from archsearch.arch import ArchSpec
 from archsearch.cost import compute_dtype
 from archsearch.errors import DivergedError
 from archsearch.execution import Launcher, default_execution
+from archsearch.feed import Feed, epoch_feeds
 from archsearch.just_read_twice import Asked, just_read_twice
 from archsearch.messages import Rung
 from archsearch.model import HEAD, LanguageModel, hash32
@@ -59,6 +57,14 @@ class Member:
     seed: int
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Training up to a rung: the rungs so far, and every tensor that training changes."""
+
+    rungs: tuple[Rung, ...]
+    tensors: dict[str, Tensor]
+
+
 def members_of(train: TrainSpec) -> tuple[Member, ...]:
     """Every learning rate with every seed, seeds varying fastest."""
     return tuple(Member(rate, seed) for rate in train.learning_rates for seed in range(train.seeds))
@@ -77,47 +83,6 @@ def initial_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_number("init", seed, member_seed))
         return LanguageModel(arch, vocab_size, train.embed_dropout)
-
-
-class _Feed:
-    """Batches of one shape, fetched by a counter on the device, from `first` on, round and round.
-
-    Args:
-        rows: rows that the batches cover; a multiple of `size`.
-    """
-
-    def __init__(self, examples: Examples, first: int, rows: int, size: int) -> None:
-        self.examples = examples
-        self.first, self.rows = first, rows
-        device = examples.tokens.device
-        self.index_B = torch.arange(size, device=device)
-        self.next = torch.zeros(1, dtype=torch.int64, device=device)
-
-    @property
-    def batches(self) -> int:
-        """Batches until it comes round."""
-        return self.rows // len(self.index_B)
-
-    def fetch(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return tokens_BT, at_BK, labels_BK as int64 and move on."""
-        index_B = self.index_B + self.next + self.first
-        self.next.add_(len(self.index_B)).remainder_(self.rows)
-        parts = (self.examples.tokens, self.examples.at, self.examples.labels)
-        tokens_BT, at_BK, labels_BK = (part.index_select(0, index_B).long() for part in parts)
-        return tokens_BT, at_BK, labels_BK
-
-
-def _feeds(data: tuple[Examples, ...], batch: int) -> list[_Feed]:
-    """The batches of one epoch, in order; entries of one shape and segment are one object."""
-    plan: list[_Feed] = []
-    for examples in data:
-        whole = len(examples) // batch
-        rest = len(examples) - whole * batch
-        if whole:
-            plan += [_Feed(examples, 0, whole * batch, batch)] * whole
-        if rest:
-            plan.append(_Feed(examples, whole * batch, rest, rest))
-    return plan
 
 
 class Population:
@@ -167,7 +132,9 @@ class Population:
         self._loss_sum_M = torch.zeros(len(members), dtype=dtype, device=self.device)
         self._found_M = torch.zeros(len(members), dtype=torch.int64, device=self.device)
         self._launcher = Launcher(execution or default_execution(self.device), self.device)
-        self._test_feeds: dict[int, list[_Feed]] = {}
+        self._state: dict[str, Tensor] = {}
+        self._rungs: list[Rung] = []
+        self._test_feeds: dict[int, list[Feed]] = {}
 
     def _lay_out(self, models: list[LanguageModel], dtype: torch.dtype) -> None:
         """Copy the members' parameters into one buffer and make the views the model works on."""
@@ -244,7 +211,7 @@ class Population:
         head_MVD = self._parameters[self._model.arch.head_matrix]
         return hits(hidden_MND, head_MVD, labels_N, backend=self._head_backend)
 
-    def _asked(self, feed: _Feed, step: Tensor) -> Asked:
+    def _asked(self, feed: Feed, step: Tensor) -> Asked:
         """The next batch of a feed as the objective asks for it."""
         tokens_BT, at_BK, labels_BK = feed.fetch()
         objective = self.train_spec.objective
@@ -254,7 +221,7 @@ class Population:
         batch = (tokens_BT, at_BK, labels_BK)
         return just_read_twice(objective, *batch, prefix, self._mask_token, key)
 
-    def _step(self, feed: _Feed, optimiser: FlatAdamW) -> None:
+    def _step(self, feed: Feed, optimiser: FlatAdamW) -> None:
         """One step of every member; launches work and reads nothing back."""
         asked = self._asked(feed, optimiser.step)
         keys_M = None
@@ -273,37 +240,67 @@ class Population:
         self._loss_sum_M += loss_M.masked_fill(~self.alive_M, 0.0)
         optimiser.update(self.alive_M)
 
-    def train(self, data: tuple[Examples, ...], selection: tuple[Examples, ...]) -> Iterator[Rung]:
+    def train(
+        self,
+        data: tuple[Examples, ...],
+        selection: tuple[Examples, ...],
+        progress: Progress | None = None,
+    ) -> Iterator[Rung]:
         """Train to the end, yielding after each part of training what the members then recall.
+
+        Args:
+            progress: of a population that was made as this one was; training goes on from there,
+                bit for bit, and the rungs until then are yielded first.
 
         Raises:
             DivergedError: no member has a finite loss any more.
         """
         train = self.train_spec
-        plan = _feeds(data, train.batch_size)
-        rates = tuple(member.learning_rate for member in self.members)
+        plan = epoch_feeds(data, train.batch_size)
         total = train.epochs * len(plan)
         compiles = self._launcher.compiles and total >= _COMPILED_FROM
+        rates = tuple(member.learning_rate for member in self.members)
         optimiser = FlatAdamW(self.flat_MP, rates, train, len(plan), compiles)
-        stops = [round(total * (rung + 1) / train.rungs) for rung in range(train.rungs)]
-        begun, done = time.perf_counter(), 0
-        for rung, stop in enumerate(stops):
+        self._state = {**optimiser.state, "alive": self.alive_M}
+        self._rungs = self._go_on(progress, plan) if progress is not None else []
+        yield from self._rungs
+        done, before = (self._rungs[-1].step, self._rungs[-1].seconds) if self._rungs else (0, 0.0)
+        begun = time.perf_counter() - before
+        for rung in range(len(self._rungs), train.rungs):
+            stop = round(total * (rung + 1) / train.rungs)
             for step in range(done, stop):
                 self._launch_step(plan[step % len(plan)], optimiser)
             losses = self._losses(max(1, stop - done))
             done = stop
             recall = tuple(_mean(by) for by in self.recall(selection))
-            yield Rung(
-                rung=rung,
-                step=done,
-                epoch=done / len(plan),
-                seconds=time.perf_counter() - begun,
-                train_loss=losses,
-                selection_recall=recall,
+            self._rungs.append(
+                Rung(
+                    rung=rung,
+                    step=done,
+                    epoch=done / len(plan),
+                    seconds=time.perf_counter() - begun,
+                    train_loss=losses,
+                    selection_recall=recall,
+                )
             )
+            yield self._rungs[-1]
 
-    def _launch_step(self, feed: _Feed, optimiser: FlatAdamW) -> None:
-        changed = (*optimiser.tensors, self.alive_M, self._loss_sum_M, feed.next)
+    @property
+    def progress(self) -> Progress:
+        """Where training stands, between two rungs of `train`."""
+        tensors = {name: value.detach().cpu().clone() for name, value in self._state.items()}
+        return Progress(tuple(self._rungs), tensors)
+
+    def _go_on(self, progress: Progress, plan: list[Feed]) -> list[Rung]:
+        for name, value in self._state.items():
+            value.copy_(progress.tensors[name])
+        epochs, steps = divmod(progress.rungs[-1].step, len(plan))
+        for feed in set(plan):
+            feed.seek(epochs * plan.count(feed) + plan[:steps].count(feed))
+        return list(progress.rungs)
+
+    def _launch_step(self, feed: Feed, optimiser: FlatAdamW) -> None:
+        changed = (*optimiser.state.values(), self.alive_M, self._loss_sum_M, feed.next)
         self._launcher.run(feed, lambda: self._step(feed, optimiser), changed)
 
     def _losses(self, steps: int) -> tuple[float | None, ...]:
@@ -327,7 +324,7 @@ class Population:
         found_S: list[Tensor] = []
         for examples in data:
             feeds = self._test_feeds.setdefault(
-                id(examples), _feeds((examples,), self.train_spec.test_batch_size)
+                id(examples), epoch_feeds((examples,), self.train_spec.test_batch_size)
             )
             self._found_M.zero_()
             for feed in feeds:
@@ -338,7 +335,7 @@ class Population:
         shares = torch.stack(found_S, dim=1).tolist()
         return tuple(dict(zip(names, row, strict=True)) for row in shares)
 
-    def _launch_hits(self, feed: _Feed) -> None:
+    def _launch_hits(self, feed: Feed) -> None:
         def work() -> None:
             tokens_BT, at_BK, labels_BK = feed.fetch()
             self._found_M += self._hits(tokens_BT, at_BK, labels_BK.flatten())

@@ -23,7 +23,7 @@ LAYERS: dict[str, int] = {
             "mixer spec yaml_file",
             "registry stopping",
             "arch mqar optimiser recipes",
-            "messages execution compose display testing kernel_check",
+            "messages execution feed compose display testing kernel_check",
             "records model architectures",
             "cost front store cluster just_read_twice",
             "population profile bundle measures study_file report tables",

@@ -49,9 +49,18 @@ def trained(
     members: tuple[Member, ...] = FOUR,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Population, list[Rung]]:
-    backends = resolve_backends(arch, "cpu", torch.float32)
-    population = Population(arch, VOCAB, members, train, SEED, backends=backends, dtype=dtype)
+    population = new_population(arch, train, members, dtype)
     return population, list(population.train(DATA, SELECTION))
+
+
+def new_population(
+    arch: ArchSpec,
+    train: TrainSpec,
+    members: tuple[Member, ...],
+    dtype: torch.dtype = torch.float32,
+) -> Population:
+    backends = resolve_backends(arch, "cpu", torch.float32)
+    return Population(arch, VOCAB, members, train, SEED, backends=backends, dtype=dtype)
 
 
 def trained_alone(arch: ArchSpec, train: TrainSpec, member: Member) -> LanguageModel:
@@ -154,9 +163,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     torch.manual_seed(99)
     second, second_rungs = trained(arch, train, dtype=torch.float32)
     assert torch.equal(first.flat_MP, second.flat_MP)
-    untimed = [[rung.model_copy(update={"seconds": 0.0}) for rung in first_rungs]]
-    untimed.append([rung.model_copy(update={"seconds": 0.0}) for rung in second_rungs])
-    assert untimed[0] == untimed[1]
+    assert without_times(first_rungs) == without_times(second_rungs)
 
 
 def test_a_diverged_member_is_counted_and_disturbs_no_bit_of_the_others() -> None:
@@ -224,3 +231,26 @@ def test_half_precision_trains_fp32_masters() -> None:
 def test_members_are_every_rate_with_every_seed() -> None:
     train = spec(learning_rates=(0.1, 0.2), seeds=2)
     assert members_of(train) == (Member(0.1, 0), Member(0.1, 1), Member(0.2, 0), Member(0.2, 1))
+
+
+def without_times(rungs: list[Rung]) -> list[Rung]:
+    return [rung.model_copy(update={"seconds": 0.0}) for rung in rungs]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_population_goes_on_from_a_rung_bit_for_bit(stop: int) -> None:
+    # Four rungs of 12 or 13 steps of an epoch of 10: in the middle of an epoch, and of a segment.
+    train = spec(rungs=4, embed_dropout=0.1, grad_clip=1.0)
+    arch = stack("base_conv", "gated_delta")
+    whole, stopped = new_population(arch, train, FOUR), new_population(arch, train, FOUR)
+    whole.alive_M[1] = stopped.alive_M[1] = False
+    rungs = list(whole.train(DATA, SELECTION))
+    running = stopped.train(DATA, SELECTION)
+    for _ in range(stop):
+        next(running)
+    fresh = new_population(arch, train, FOUR)
+    again = list(fresh.train(DATA, SELECTION, stopped.progress))
+    assert without_times(again) == without_times(rungs)
+    assert [rung.seconds for rung in again] == sorted(rung.seconds for rung in again)
+    for name, value in whole.progress.tensors.items():
+        assert torch.equal(fresh.progress.tensors[name], value), name
