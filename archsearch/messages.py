@@ -60,6 +60,8 @@ class TrialRequest(_Message):
     plugins: tuple[PluginFile, ...] = ()
     train_wanted: bool = True
     """False if the evaluation is already known and only the profile is missing."""
+    checkpoints: str | None = None
+    """Folder for the progress of long trials; used by the machines that see it."""
     threads: int = 1
     """CPU threads that torch may use; results on the CPU are the same for one number of them."""
 

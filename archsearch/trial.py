@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save
 
 from archsearch import __version__
+from archsearch.checkpoint import Checkpoint
 from archsearch.cost import compute_dtype
 from archsearch.errors import (
     ArchsearchError,
@@ -108,9 +109,12 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
     )
     selection = generate(task, "selection", request.device)
     rungs: list[Rung] = []
-    for rung in population.train(generate(task, "train", request.device), selection):
-        rungs.append(rung)
-        yield rung
+    with _checkpoint(request) as checkpoint:
+        data = generate(task, "train", request.device)
+        for rung in population.train(data, selection, checkpoint.load()):
+            rungs.append(rung)
+            yield rung
+            checkpoint.keep(population)
     report = population.recall(generate(task, "report", request.device))
     members = _members(population, rungs[-1], report)
     evaluation = _evaluation(request, members, tuple(rungs), backends)
@@ -119,6 +123,23 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
         key=lambda index: (members[index].selection_recall, -members[index].seed),
     )
     yield Evaluated(evaluation=evaluation, weights=save(population.weights(best)))
+
+
+@contextmanager
+def _checkpoint(request: TrialRequest) -> Iterator[Checkpoint]:
+    """A file for the progress of training. It stays behind if the process or the machine is lost,
+    for the next attempt, and goes when training has ended, well or by a fault of its own."""
+    name = f"{request.arch.arch_hash}-{request.recipe_hash}"
+    folder = Path(request.checkpoints) if request.checkpoints is not None else None
+    checkpoint = Checkpoint(folder, name)
+    try:
+        yield checkpoint
+    except OSError:
+        raise  # the machine's fault
+    except Exception:
+        checkpoint.remove()
+        raise
+    checkpoint.remove()
 
 
 def _members(

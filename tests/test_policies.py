@@ -27,6 +27,7 @@ LAYERS: dict[str, int] = {
             "records model architectures",
             "cost front store cluster just_read_twice",
             "population profile bundle measures study_file report tables",
+            "checkpoint",
             "trial tracking progress gate export locate browse catalogue",
             "propose checks",
             "coordinator preview",

@@ -4,6 +4,7 @@ First the ledger, which decides; then the picture in memory; then Optuna's table
 sampler is told in order, just before it is asked again.
 """
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -84,6 +85,13 @@ class Desk:
         self.ledger.check()
         entry.optuna_number = self.mirror.add(entry.params, notes)
         self.ledger.set_optuna_number(entry.number, entry.optuna_number)
+
+    def checkpoints(self) -> str:
+        """Where workers that see this folder keep the progress of long trials; made if missing."""
+        folder = Path(self.spec.tracking.weights).resolve() / "unfinished"
+        with contextlib.suppress(OSError):  # then long trials keep nothing
+            folder.mkdir(parents=True, exist_ok=True)
+        return str(folder)
 
     def put_evaluation(self, evaluated: Evaluated) -> KnownEvaluation:
         """Store trained weights as a file, then the evaluation that names it."""

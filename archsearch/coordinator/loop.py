@@ -139,6 +139,7 @@ class Loop:
             seed=spec.seed,
             device="cuda" if spec.resources.gpus > 0 else "cpu",
             plugins=self._plugins,
+            checkpoints=self.desk.checkpoints(),
             threads=spec.resources.cpus,
         )
         database = self.desk.ledger.database

@@ -131,7 +131,8 @@ TRACKING = section(
         Key(
             "weights",
             text("a folder"),
-            f"Where trained weights go. Default {_TRACKING.weights}.",
+            "Where trained weights go, and the progress of long trials: workers that see the "
+            f"folder go on with a lost trial from its last rung. Default {_TRACKING.weights}.",
         ),
     )
 )
