@@ -10,8 +10,10 @@ import importlib
 import json
 import math
 import os
+import queue
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,6 +29,9 @@ RUN_TRIAL = "archsearch.trial:run_trial"
 """`module:function` of what a worker runs: TrialRequest -> iterator of events."""
 
 _UP = json.dumps({"kind": "up"})
+_ALIVE = json.dumps({"kind": "alive"})
+BEAT_S = 5.0
+"""How long a worker says nothing at most."""
 _FETCH_S = 60.0
 _OBJECT_STORE_BYTES = 512 * 2**20
 _LOCAL_SETTINGS = {
@@ -41,6 +46,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 @dataclass(frozen=True)
 class Up:
     """A worker took the attempt; its clock starts now."""
+
+    token: str
+
+
+@dataclass(frozen=True)
+class Alive:
+    """The worker of an attempt lives, whatever the trial does."""
 
     token: str
 
@@ -63,7 +75,7 @@ class Gone:
     traceback: str = ""
 
 
-Arrival = Up | Answer | Gone
+Arrival = Up | Alive | Answer | Gone
 
 
 class Cluster:
@@ -141,7 +153,8 @@ class Cluster:
             del self._streams[token]
             yield self._gone(token, error)
         else:
-            yield Up(token) if text == _UP else self._read(token, text)
+            signs: dict[str, Arrival] = {_UP: Up(token), _ALIVE: Alive(token)}
+            yield signs.get(text) or self._read(token, text)
 
     def _read(self, token: str, text: str) -> Arrival:
         try:
@@ -270,13 +283,36 @@ def _task(ray: Any, resources: ResourcesSpec) -> Any:
 
 
 def _stream(function: str, request: str, has_gpu: bool) -> Iterator[str]:
-    """What a worker runs: the trial's events as JSON, after one word that it is up."""
+    """What a worker runs: the trial's events as JSON, after one word that it is up.
+
+    The trial runs in a thread, so that the worker can show that it lives while an event is long in
+    coming.
+    """
     yield _UP
     if not has_gpu:
         # Ray leaves a machine's GPUs visible to tasks that asked for none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    for event in _load(function)(read_request(request)):
-        yield event.model_dump_json()
+    said: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
+
+    def play() -> None:
+        try:
+            for event in _load(function)(read_request(request)):
+                said.put(event.model_dump_json())
+            said.put(None)
+        except BaseException as error:
+            said.put(error)  # raised again where Ray sees it
+
+    threading.Thread(target=play, name="archsearch-trial", daemon=True).start()
+    while True:
+        try:
+            text = said.get(timeout=BEAT_S)
+        except queue.Empty:
+            text = _ALIVE
+        if text is None:
+            return
+        if isinstance(text, BaseException):
+            raise text
+        yield text
 
 
 def _load(function: str) -> Callable[[TrialRequest], Iterator[Event]]:

@@ -13,7 +13,11 @@ from enum import StrEnum
 EXIT_NOTHING_COMPLETE = 5
 """A study that ended without a complete trial."""
 EXIT_INTERRUPTED = 130
-"""Stopped by Ctrl-C. Every other exit code belongs to a class of errors below."""
+"""Stopped by Ctrl-C, or as if by it."""
+EXIT_OUTPUT_CLOSED = 141
+"""Nobody reads the output any more: 128 and the number of SIGPIPE, as shells count.
+
+Every other exit code belongs to a class of errors below."""
 
 FOREIGN_FAULTS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 """What a mixer's code may raise without ending the process that calls it: all but Ctrl-C."""

@@ -1,5 +1,6 @@
 """Takes the model of a stored trial home: finds its weights and writes a bundle."""
 
+import hashlib
 from pathlib import Path
 
 from archsearch.bundle import save_bundle
@@ -16,7 +17,7 @@ def export_trial(store: Store, study: str, number: int, folder: Path) -> str:
 
     Raises:
         UsageError: no such trial, one without a model, or a folder in use or not to be written.
-        ServiceError: its weights are not on this machine, or cannot be read.
+        ServiceError: its weights are not on this machine, cannot be read, or have changed.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not an empty folder; name a new one")
@@ -39,6 +40,12 @@ def export_trial(store: Store, study: str, number: int, folder: Path) -> str:
         trained = weights.read_bytes()
     except OSError as error:
         raise ServiceError(f"{weights} cannot be read: {error.strerror}") from error
+    found = hashlib.sha256(trained).hexdigest()
+    if found != trial.weights_sha256:
+        raise ServiceError(
+            f"{weights} does not hold the weights of trial {number}: its SHA-256 is {found}, that "
+            f"of the trained weights is {trial.weights_sha256}. Put the file back from a copy"
+        )
     vocab_size, about = record.spec.vocab_size, _about(record, trial)
     try:
         save_bundle(folder, trial.arch, vocab_size, trained, about, record.plugins)

@@ -6,16 +6,22 @@ from typing import TextIO
 
 from archsearch.coordinator import run_study
 from archsearch.errors import EXIT_INTERRUPTED, EXIT_NOTHING_COMPLETE
+from archsearch.messages import PluginFile
 from archsearch.progress import make_progress
 from archsearch.snapshot import StudyOutcome
 from archsearch.spec import StudySpec
 from archsearch.store import Store
-from archsearch.study_file import plugin_files
 from archsearch.tables import front_text, front_values, losses_text
 from archsearch.tracking import Publisher
 
 
-def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) -> int:
+def launch(
+    spec: StudySpec,
+    plugins: tuple[PluginFile, ...],
+    address: str | None,
+    stream: TextIO,
+    as_json: bool,
+) -> int:
     """Run a study, say how it went, and return the exit code.
 
     With `as_json` the progress goes to standard error and the front, as JSON, to the stream.
@@ -23,7 +29,7 @@ def launch(spec: StudySpec, address: str | None, stream: TextIO, as_json: bool) 
     uri, storage = spec.tracking.mlflow, spec.tracking.storage
     publisher = Publisher(storage, spec.study, uri) if uri is not None else None
     with make_progress(sys.stderr if as_json else stream) as progress:
-        outcome = run_study(spec, plugin_files(spec), progress, publisher, address)
+        outcome = run_study(spec, plugins, progress, publisher, address)
     with Store(storage) as store:
         study, trials = store.study(spec.study), store.trials(spec.study)
     if as_json:

@@ -42,9 +42,22 @@ class AttemptState(StrEnum):
     FAILED = "failed"
 
 
+class Request(StrEnum):
+    """What somebody asks of the coordinator that holds a study."""
+
+    PAUSE = "pause"
+    """Start nothing more, let running trials finish, then wait."""
+    STOP = "stop"
+    """Stop as after Ctrl-C."""
+
+
 @dataclass(frozen=True)
 class AttemptRecord:
-    """One try at a trial, on one worker."""
+    """One try at a trial, on one worker.
+
+    Until `lease_until` its worker is believed to live, unless it shows a sign of life before then.
+    `device_seconds` is how long it was on a worker, times the GPUs (or CPU cores) of a trial.
+    """
 
     attempt: int
     token: str
@@ -55,6 +68,10 @@ class AttemptRecord:
     finished_at: datetime | None
     failure: FailureClass | None
     message: str
+    traceback: str = ""
+    device_model: str | None = None
+    lease_until: datetime | None = None
+    device_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,7 @@ class TrialRecord:
     evaluation: Evaluation | None = None
     profile: Profile | None = None
     weights_path: str | None = None
+    weights_sha256: str | None = None
     optuna_number: int | None = None
     """Number of the trial that shows this one in Optuna's own tables."""
     sampler_notes: dict[str, dict[str, object]] = field(default_factory=dict)
@@ -129,3 +147,7 @@ class StudyRecord:
     """One-off mixer files of the study, by content."""
     sampler: dict[str, object] = field(default_factory=dict)
     """What the sampler setting was resolved to when the study began."""
+    request: Request | None = None
+    """What its coordinator is asked for."""
+    device_seconds: float = 0.0
+    """Of all attempts so far."""

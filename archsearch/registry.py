@@ -5,10 +5,12 @@ mixer is the name of its module. Two plugins of one name are an error. Listing n
 """
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -73,6 +75,21 @@ def add_plugin_file(path: Path) -> str:
         raise PluginError(f"two plugin files are called '{name}': {_files[name]} and {path}")
     _files[name] = path
     return name
+
+
+@cache
+def _plugin_folder() -> tempfile.TemporaryDirectory[str]:
+    """One folder a process; removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="archsearch-plugins-")
+
+
+def add_plugin_source(name: str, source: str) -> str:
+    """As `add_plugin_file`, for a file that arrives as text; one content, one path."""
+    folder = Path(_plugin_folder().name) / hashlib.sha256(source.encode()).hexdigest()[:16]
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.py"
+    path.write_text(source, "utf-8")
+    return add_plugin_file(path)
 
 
 def forget_plugin_file(name: str) -> None:

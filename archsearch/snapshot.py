@@ -68,13 +68,17 @@ class Snapshot:
     """A sentence about what just happened, such as a trial that was lost and goes again."""
 
 
+INTERRUPTED = ("interrupted", "stopped")
+"""Reasons that are somebody's wish: here (Ctrl-C and the like), or by `archsearch stop`."""
+
+
 @dataclass(frozen=True)
 class StudyOutcome:
     """How a run of a study ended. `last` is its last snapshot."""
 
     study: str
     stop_reason: str
-    """`trials`, `time`, `space exhausted` or `interrupted`."""
+    """`trials`, `time`, `device time`, `failures`, `space exhausted`, or one of `INTERRUPTED`."""
     message: str
     """One sentence for people: why it ended and how to go on."""
     last: Snapshot
@@ -83,7 +87,7 @@ class StudyOutcome:
 
     @property
     def interrupted(self) -> bool:
-        return self.stop_reason == "interrupted"
+        return self.stop_reason in INTERRUPTED
 
 
 class Observer(Protocol):

@@ -253,6 +253,10 @@ class SearchSpec(_Frozen):
     sampler: Literal["auto", "tpe", "gp", "nsga2", "random"] = "auto"
     trials: int = 32
     time_s: float | None = None
+    device_time_s: float | None = None
+    """Seconds of all trials together, times what each asks for: GPUs, or CPU cores if no GPU."""
+    failures: int | None = None
+    """Failed trials that end the study."""
     warm_start: tuple[str, ...] = ()
     """Corners of the space, or published architectures projected into it."""
     early_stopping: EarlyStopping | None = Field(default=None, exclude_if=lambda rule: rule is None)
@@ -268,6 +272,11 @@ class ResourcesSpec(_Frozen):
     parallel: int | None = None
     trial_timeout_s: float = 3600.0
     attempts: int = 3
+
+    @property
+    def devices(self) -> float:
+        """What one trial keeps busy: GPUs (or a part of one); CPU cores if it asks for no GPU."""
+        return self.gpus or float(self.cpus)
 
 
 class TrackingSpec(_Frozen):

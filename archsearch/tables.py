@@ -104,6 +104,7 @@ def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
         "study": study.name,
         "identity": study.spec.identity,
         "coordinator": study.coordinator,
+        "request": str(study.request) if study.request is not None else None,
         "stop_reason": study.stop_reason,
         "wanted": study.spec.search.trials,
         "trials": {str(state): counts[state] for state in TrialState},
@@ -112,6 +113,38 @@ def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
         "seconds_run": study.seconds_run,
         "created_at": study.created_at.isoformat(),
     }
+
+
+def budget_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
+    """What a study may spend, and what it has spent; None is no limit."""
+    search = study.spec.search
+    work = [one for one in trials if one.state.is_final and one.duplicate_of is None]
+    evaluated = sum(one.state is not TrialState.INFEASIBLE for one in work)
+    failed = sum(one.state is TrialState.FAILED for one in work)
+    return {
+        "study": study.name,
+        "coordinator": study.coordinator,
+        "trials": {"limit": search.trials, "spent": evaluated},
+        "time_s": {"limit": search.time_s, "spent": study.seconds_run},
+        "device_time_s": {"limit": search.device_time_s, "spent": study.device_seconds},
+        "failures": {"limit": search.failures, "spent": failed},
+        "parallel": study.spec.resources.parallel,
+    }
+
+
+def budget_text(values: Json) -> str:
+    """The same as a table."""
+    rows = []
+    for name in ("trials", "time_s", "device_time_s", "failures"):
+        is_time = name.endswith("_s")
+        cells = [values[name]["spent"], values[name]["limit"]]
+        said = [
+            "none" if cell is None else format_duration(cell) if is_time else str(cell)
+            for cell in cells
+        ]
+        rows.append([name.removesuffix("_s").replace("_", " "), *said])
+    rows.append(["parallel", "", str(values["parallel"] or "as many as fit")])
+    return aligned(["budget", "spent", "limit"], rows)
 
 
 def status_text(rows: Sequence[Json]) -> str:
@@ -125,14 +158,17 @@ def status_text(rows: Sequence[Json]) -> str:
             str(row["front"]),
             written("hypervolume", row["hypervolume"]),
             format_duration(row["seconds_run"]),
-            f"running ({row['coordinator']})" if row["coordinator"] else _stopped(row),
+            _standing(row),
         ]
         for row in rows
     ]
     return aligned([*headers, "hypervolume", "ran for", "state"], table)
 
 
-def _stopped(row: Json) -> str:
+def _standing(row: Json) -> str:
+    if row["coordinator"]:
+        now = {None: "running", "pause": "paused", "stop": "stopping"}[row["request"]]
+        return f"{now} ({row['coordinator']})"
     return f"ended: {row['stop_reason']}" if row["stop_reason"] else "not running"
 
 
@@ -161,8 +197,13 @@ def trial_values(study: StudyRecord, trial: TrialRecord, rank: int | None) -> Js
                 "state": str(attempt.state),
                 "node": attempt.node,
                 "pid": attempt.pid,
+                "device_model": attempt.device_model,
+                "started_at": attempt.started_at.isoformat(),
+                "finished_at": attempt.finished_at.isoformat() if attempt.finished_at else None,
+                "device_seconds": attempt.device_seconds,
                 "failure": str(attempt.failure) if attempt.failure is not None else None,
                 "message": attempt.message,
+                "traceback": attempt.traceback,
             }
             for attempt in trial.attempts
         ],

@@ -7,12 +7,9 @@ nothing of Ray, Optuna, MLflow or the database, and writes nothing but the shipp
 
 import os
 import platform
-import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 
 import torch
 from safetensors.torch import save
@@ -34,7 +31,6 @@ from archsearch.messages import (
     Event,
     Failed,
     MemberResult,
-    PluginFile,
     Profiled,
     Rung,
     Started,
@@ -45,7 +41,7 @@ from archsearch.model import HEAD, resolve_backends
 from archsearch.mqar import generate
 from archsearch.population import Population, members_of
 from archsearch.profile import device_model, profile
-from archsearch.registry import add_plugin_file
+from archsearch.registry import add_plugin_source
 from archsearch.spec import MqarSpec
 
 _CLASSES: tuple[tuple[type[BaseException], FailureClass], ...] = (
@@ -76,7 +72,7 @@ def run_trial(request: TrialRequest) -> Iterator[Event]:
 def _run(request: TrialRequest) -> Iterator[Event]:
     yield Started(node=platform.node(), pid=os.getpid(), device_model=device_model(request.device))
     for plugin in request.plugins:
-        add_plugin_file(_written(plugin))
+        add_plugin_source(plugin.name, plugin.source)
     dtype = compute_dtype(request.train.precision)
     backends = resolve_backends(request.arch, request.device, dtype)
     for family, backend in backends.items():
@@ -234,21 +230,6 @@ def _settings(request: TrialRequest) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-@cache
-def _plugin_folder() -> tempfile.TemporaryDirectory[str]:
-    """One folder a process; removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="archsearch-plugins-")
-
-
-def _written(plugin: PluginFile) -> Path:
-    """Write a shipped plugin where this process can import it; one content, one path."""
-    folder = Path(_plugin_folder().name) / plugin.digest
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{plugin.name}.py"
-    path.write_text(plugin.source, "utf-8")
-    return path
-
-
 def _failed(error: BaseException) -> Failed:
     message = str(error) or repr(error)
     if not isinstance(error, ArchsearchError):
@@ -264,6 +245,8 @@ def _class_of(error: BaseException) -> FailureClass:
     """A plugin is the only code here that its author can mend, so it is what remains."""
     if _CPU_OUT_OF_MEMORY in str(error):
         return FailureClass.OUT_OF_MEMORY
+    if isinstance(error, OSError) and _is_of_mixer(error):
+        return FailureClass.PLUGIN_ERROR
     for kind, failure in _CLASSES:
         if isinstance(error, kind):
             return failure
@@ -272,8 +255,11 @@ def _class_of(error: BaseException) -> FailureClass:
 
 def _is_of_mixer(error: BaseException) -> bool:
     """True if a mixer's own code raised it, not something that it called."""
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return isinstance(frame.f_locals.get("self"), Mixer | Mixer.Config)
+    frames = [frame for frame, _line in traceback.walk_tb(error.__traceback__)]
+    owners = [frame.f_locals.get("self") for frame in frames]
+    files = {type(one).__module__ for one in owners if isinstance(one, Mixer | Mixer.Config)}
+    is_method = isinstance(owners[-1], Mixer | Mixer.Config)
+    return is_method or frames[-1].f_globals.get("__name__") in files
 
 
 def _where(error: BaseException) -> str:

@@ -33,6 +33,7 @@ LAYERS: dict[str, int] = {
             "coordinator preview",
             "launch",
             "cli",
+            "__main__",
         ]
     )
     for module in modules.split()

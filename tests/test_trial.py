@@ -7,7 +7,6 @@ import pytest
 import torch
 from one_off import KEEPS_MORE, one_off, stored_arch
 from safetensors.torch import load
-from torch import Tensor
 
 from archsearch import trial
 from archsearch.arch import ArchSpec, LayerSpec
@@ -232,6 +231,12 @@ RAISES = {
         "CUDA out of memory",
     ),
     "leaves": ("raise SystemExit(3)\n", FailureClass.PLUGIN_ERROR, "SystemExit: 3"),
+    "missing_file": ("open('/no/such/file')\n", FailureClass.PLUGIN_ERROR, "/no/such/file"),
+    "own_function": (
+        "(lambda: open('/no/such/file'))()\n",
+        FailureClass.PLUGIN_ERROR,
+        "/no/such/file",
+    ),
     "host": ("x.sum().item()\n", FailureClass.PLUGIN_ERROR, "in OneOff"),
     "wrong_shape": ("x = x[..., :3]\n", FailureClass.PLUGIN_ERROR, "in OneOff"),
 }
@@ -316,9 +321,9 @@ def test_a_backend_that_differs_is_refused_before_training(
 
 
 def test_a_full_disk_says_nothing_about_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(plugin: PluginFile) -> Tensor:
+    def full(_name: str, _source: str) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trial, "_written", full)
+    monkeypatch.setattr(trial, "add_plugin_source", full)
     failed = failure_of(request(plugins=(one_off("one_off_disk"),)))
     assert failed.failure is FailureClass.LOST and failed.failure.is_retried

@@ -24,6 +24,21 @@ class Flight:
     """When a worker took it; its deadline counts from here, waiting for a worker does not."""
     started: Started | None = None
     rung: Rung | None = None
+    heard: float | None = None
+    """When its worker last showed a sign of life."""
+
+    def hear(self) -> None:
+        """Note a sign of life of its worker."""
+        self.heard = time.monotonic()
+
+    def is_silent(self, lease_s: float) -> bool:
+        """True if its worker, once up, has shown no sign of life for so long."""
+        return self.heard is not None and time.monotonic() - self.heard > lease_s
+
+    @property
+    def seconds_up(self) -> float:
+        """How long it has been on a worker."""
+        return time.monotonic() - self.up if self.up is not None else 0.0
 
     def is_overdue(self, timeout_s: float) -> bool:
         return self.up is not None and time.monotonic() - self.up > timeout_s

@@ -1,7 +1,9 @@
-"""Ctrl-C and SIGTERM: the first asks the study to stop cleanly, the second ends the process.
+"""Ctrl-C, SIGTERM, a closed terminal: the first asks the study to stop cleanly, the second ends
+the process.
 
 Handlers only set a flag, so no write is ever cut in half. Outside the main thread Python has no
-signal handlers, and a study that runs there is stopped by its caller's means alone.
+signal handlers, and a study that runs there is stopped by its caller's means alone. A signal that
+is ignored already, as `nohup` ignores the closed terminal, stays so.
 """
 
 import os
@@ -12,7 +14,7 @@ from typing import Any, Self
 
 from archsearch.errors import EXIT_INTERRUPTED
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
@@ -24,7 +26,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.getsignal(each) for each in _SIGNALS}
+            found = {each: signal.getsignal(each) for each in _SIGNALS}
+            self._before = {k: v for k, v in found.items() if v is not signal.SIG_IGN}
         self.install()
         return self
 

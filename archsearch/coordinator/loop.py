@@ -7,12 +7,13 @@ its token: what carries the token of an attempt given up is kept as a late answe
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from archsearch.cluster import Answer, Arrival, Cluster, Gone, Up
+from archsearch.cluster import Alive, Answer, Arrival, Cluster, Gone, Up
 from archsearch.coordinator.book import Entry
 from archsearch.coordinator.desk import Desk
 from archsearch.coordinator.flights import Flight
+from archsearch.coordinator.heartbeat import Heartbeat
 from archsearch.coordinator.nexts import Nexts
 from archsearch.errors import FailureClass
 from archsearch.measures import profile_spec
@@ -36,6 +37,11 @@ from archsearch.store.results import (
 )
 
 WAIT_S = 0.5
+LEASE_S = 120.0
+"""How long a worker may show no sign of life before its attempt is given up. It shows one every
+few seconds, whatever the trial does, unless its process is stopped or its machine is cut off."""
+RENEW_S = 10.0
+"""How often leases of attempts are renewed in the database."""
 WINDOW = 2
 """Trials in the window of `book`, for each that can run. In a simulation with durations spread by
 half (lognormal, sigma 0.5) workers were busy 98 % of the time with 4 at once, 95 % with 8; with a
@@ -49,6 +55,7 @@ class Loop:
         desk: the study's records.
         cluster: where trials run.
         nexts: what to propose.
+        heartbeat: knows the budget as it is now.
         device_model: device that the study's latencies belong to, if it is known yet.
         changed: called with a sentence, or an empty one, after everything that happens.
     """
@@ -58,6 +65,7 @@ class Loop:
         desk: Desk,
         cluster: Cluster,
         nexts: Nexts,
+        heartbeat: Heartbeat,
         plugins: tuple[PluginFile, ...],
         device_model: str | None,
         changed: Callable[[str], None],
@@ -71,7 +79,10 @@ class Loop:
             if entry.is_work and entry.state is TrialState.PENDING
         )
         self.is_exhausted = False
+        self._landed_s = 0.0
+        self._renewed = time.monotonic()
         self._nexts = nexts
+        self._heartbeat = heartbeat
         self._plugins = plugins
         self._device_model = device_model
         self._changed = changed
@@ -86,7 +97,14 @@ class Loop:
 
     @property
     def _wants_more(self) -> bool:
-        return not self.is_exhausted and self.desk.book.work < self.desk.spec.search.trials
+        wanted = self._heartbeat.wishes.search.trials
+        return not self.is_exhausted and self.desk.book.work < wanted
+
+    @property
+    def device_seconds(self) -> float:
+        """What attempts have used since this run began."""
+        up_s = sum(flight.seconds_up for flight in self.flights.values())
+        return (self._landed_s + up_s) * self.desk.spec.resources.devices
 
     def fill(self) -> None:
         """Propose what may be proposed, submit what there is room for."""
@@ -117,12 +135,37 @@ class Loop:
             if flight.is_overdue(limit):
                 self.cluster.cancel(token)
                 self._fail(token, FailureClass.TIMED_OUT, f"stopped after {limit:g} s")
+            elif flight.is_silent(LEASE_S):
+                self.cluster.cancel(token)
+                said = f"its worker showed no sign of life for {LEASE_S:g} s"
+                self._fail(token, FailureClass.LOST, said)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Write down, every few seconds, which attempts live and what they have used."""
+        if time.monotonic() - self._renewed < RENEW_S:
+            return
+        self._renewed = time.monotonic()
+        up = {token: flight for token, flight in self.flights.items() if flight.up is not None}
+        self.desk.ledger.renew_attempts(self._used(up), LEASE_S)
+
+    def _used(self, flights: Mapping[str, Flight]) -> dict[str, float]:
+        devices = self.desk.spec.resources.devices
+        return {token: flight.seconds_up * devices for token, flight in flights.items()}
+
+    def _land(self, token: str) -> Flight:
+        """Take an attempt out of the air, and write down what it has used."""
+        flight = self.flights.pop(token)
+        self._landed_s += flight.seconds_up
+        if flight.up is not None:
+            self.desk.ledger.renew_attempts(self._used({token: flight}), 0.0)
+        return flight
 
     def cancel(self) -> None:
         """Stop everything in flight; these trials stay pending."""
-        for token, flight in list(self.flights.items()):
+        for token in list(self.flights):
             self.cluster.cancel(token)
-            del self.flights[token]
+            flight = self._land(token)
             self.desk.ledger.fail_attempt(token, FailureClass.LOST, "the study was stopped")
             self.queue.appendleft(flight.entry)
 
@@ -166,8 +209,12 @@ class Loop:
             if isinstance(arrival, Answer) and not isinstance(arrival.event, Started | Rung):
                 late = {k: v for k, v in plain(arrival.event).items() if k != "weights"}
                 self.desk.ledger.note_late_answer(arrival.token, late)
-        elif isinstance(arrival, Up):
-            flight.up = time.monotonic()
+            return
+        flight.hear()
+        if isinstance(arrival, Up):
+            flight.up = flight.heard
+        elif isinstance(arrival, Alive):
+            pass
         elif isinstance(arrival, Gone):
             self._fail(arrival.token, arrival.failure, arrival.message, arrival.traceback)
         else:
@@ -205,7 +252,7 @@ class Loop:
             )
 
     def _profiled(self, flight: Flight, token: str, event: Profiled) -> None:
-        del self.flights[token]
+        self._land(token)
         assert flight.evaluation is not None, "a profile came before its evaluation"
         profile: Profile = event.profile
         with self.desk.ledger.writing() as connection:
@@ -214,10 +261,10 @@ class Loop:
         self.desk.complete(flight.entry, flight.evaluation, known, token, from_cache=False)
 
     def _fail(self, token: str, failure: FailureClass, message: str, traceback: str = "") -> None:
-        flight = self.flights.pop(token)
+        flight = self._land(token)
         entry = flight.entry
         if failure.is_retried and flight.attempt < self.desk.spec.resources.attempts:
-            self.desk.ledger.fail_attempt(token, failure, message)
+            self.desk.ledger.fail_attempt(token, failure, message, traceback)
             self.queue.appendleft(entry)
             self._changed(f"trial {entry.number} was lost and goes again: {message}")
             return

@@ -11,7 +11,7 @@ from archsearch.cluster import RUN_TRIAL, Cluster
 from archsearch.coordinator.desk import Desk
 from archsearch.coordinator.heartbeat import Heartbeat
 from archsearch.coordinator.interrupts import Interrupts
-from archsearch.coordinator.loop import Loop
+from archsearch.coordinator.loop import WAIT_S, Loop
 from archsearch.coordinator.nexts import Nexts
 from archsearch.coordinator.repair import read_book, repair
 from archsearch.coordinator.showing import Showing
@@ -21,8 +21,8 @@ from archsearch.messages import PluginFile
 from archsearch.propose.corners import largest
 from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposer, resolve_sampler
-from archsearch.records import TrialState
-from archsearch.snapshot import Observer, Publisher, StudyOutcome
+from archsearch.records import Request, TrialState
+from archsearch.snapshot import INTERRUPTED, Observer, Publisher, Snapshot, StudyOutcome
 from archsearch.spec import StudySpec
 from archsearch.store import Store
 from archsearch.store.claim import claim
@@ -34,9 +34,14 @@ PUBLISH_INTERRUPTED_S = 5.0
 _MESSAGES = {
     "trials": "all {trials} trials are done",
     "time": "the time is up; run it again with more (`search.time` or --time) to go on",
+    "device time": "the device time is spent; archsearch budget {study} --device-time gives more",
+    "failures": "{failures} failed trials end it; archsearch retry {study} evaluates them again, "
+    "archsearch budget {study} --failures allows more",
     "space exhausted": "every architecture of the space that can be evaluated has been",
     "interrupted": "stopped; run the same command again to go on where it stopped",
+    "stopped": "stopped by request; go on with: archsearch resume {study}",
 }
+_PAUSED = "paused; go on with: archsearch resume {study}"
 
 
 def run_study(
@@ -62,21 +67,23 @@ def run_study(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(spec.tracking.storage, create=True))
         ledger = claim(store, spec, plugins, resolve_sampler(spec))
-        heartbeat = Heartbeat(ledger, store.study(spec.study).seconds_run)
+        study = store.study(spec.study)
+        heartbeat = Heartbeat(ledger, study.seconds_run, spec.search)
         stack.enter_context(_held(ledger, heartbeat))
         url = spec.tracking.storage
         mirror = stack.enter_context(contextlib.closing(Mirror(spec, url, engine_options(url))))
         records = store.trials(spec.study)
-        study = store.study(spec.study)
         proposer = Proposer(spec, study.sampler)
         desk = Desk(spec, ledger, mirror, proposer, read_book(spec, records, proposer))
         repaired = _left_by(ledger) + repair(desk, records)
-        run = _Run(desk, plugins, heartbeat, observer, publisher)
+        interrupts = Interrupts()
+        run = _Run(desk, plugins, heartbeat, _Listener(observer, interrupts), publisher)
+        run.used_before_s = study.device_seconds
         run.showing.reference = dict(study.reference)
         if repaired:
             run.showing.show(None, "; ".join(repaired))
         stack.enter_context(_published(publisher))
-        interrupts = stack.enter_context(Interrupts())
+        stack.enter_context(interrupts)
         reason = run.drive(interrupts, address, trial_function, study.device_model)
         interrupts.wanted = True  # from here on, one more Ctrl-C ends the process
         return run.finish(reason, tuple(repaired))
@@ -116,6 +123,25 @@ def _left_by(ledger: Ledger) -> list[str]:
     return [f"the study was held by {ledger.taken_from}, which is gone"]
 
 
+class _Listener:
+    """An observer whose output may break: its reader went away, or its terminal was closed.
+
+    Then nobody sees the study any more, and it stops as after Ctrl-C.
+    """
+
+    def __init__(self, observer: Observer, interrupts: Interrupts) -> None:
+        self._observer = observer
+        self._interrupts = interrupts
+        self._is_deaf = False
+
+    def on_event(self, snapshot: Snapshot) -> None:
+        if not self._is_deaf:
+            try:
+                self._observer.on_event(snapshot)
+            except OSError:
+                self._is_deaf = self._interrupts.wanted = True
+
+
 class _Run:
     """One run of a study that is held."""
 
@@ -129,9 +155,10 @@ class _Run:
     ) -> None:
         self._desk = desk
         self._plugins = plugins
-        self._search = desk.spec.search
         self._heartbeat = heartbeat
         self._publisher = publisher
+        self._is_paused = False
+        self.used_before_s = 0.0
         self._loop: Loop | None = None
         self.showing = Showing(desk.spec, desk.book, heartbeat, observer)
 
@@ -145,6 +172,8 @@ class _Run:
         """Run trials until there is a reason to stop, and return it."""
         if not self._has_work:
             return "trials"
+        if (spent := self._spent()) is not None:
+            return spent
         resources = self._desk.spec.resources
         with contextlib.closing(Cluster(resources, address, trial_function)) as cluster:
             interrupts.install()  # Ray puts its own handlers in place
@@ -153,6 +182,7 @@ class _Run:
                 self._desk,
                 cluster,
                 nexts,
+                self._heartbeat,
                 self._plugins,
                 device_model,
                 self._changed,
@@ -169,11 +199,13 @@ class _Run:
         self._desk.put_back("its study was stopped; it runs again with the next run")
         ledger.set_stop_reason(reason)
         if self._publisher is not None:
-            interrupted = reason == "interrupted"
-            self._publisher.stop(PUBLISH_INTERRUPTED_S if interrupted else PUBLISH_S)
+            hurry = reason in INTERRUPTED
+            self._publisher.stop(PUBLISH_INTERRUPTED_S if hurry else PUBLISH_S)
         self._heartbeat.stop()
         ledger.release(reason, self._heartbeat.seconds_run)
-        message = f"study '{study}': {_MESSAGES[reason].format(trials=self._search.trials)}"
+        search = self._heartbeat.wishes.search
+        facts = {"trials": search.trials, "failures": search.failures, "study": study}
+        message = f"study '{study}': {_MESSAGES[reason].format(**facts)}"
         last = self.showing.show(None, message)
         return StudyOutcome(study, reason, message, last, repaired)
 
@@ -181,24 +213,46 @@ class _Run:
     def _has_work(self) -> bool:
         book = self._desk.book
         waits = any(entry.state is TrialState.PENDING for entry in book.entries)
-        return waits or book.work < self._search.trials
+        return waits or book.work < self._heartbeat.wishes.search.trials
+
+    def _spent(self) -> str | None:
+        """Which budget is spent, so that no trial may start any more."""
+        search, used_s = self._heartbeat.wishes.search, self.used_before_s
+        if self._loop is not None:
+            used_s += self._loop.device_seconds
+        if search.time_s is not None and self._heartbeat.seconds_run >= search.time_s:
+            return "time"
+        if search.device_time_s is not None and used_s >= search.device_time_s:
+            return "device time"
+        failed = self._desk.book.count(TrialState.FAILED)
+        return "failures" if search.failures is not None and failed >= search.failures else None
 
     def _turn(self, loop: Loop, interrupts: Interrupts) -> str:
-        time_s = self._search.time_s
         while True:
             self._heartbeat.check()
-            if interrupts.wanted:
+            request = self._heartbeat.wishes.request
+            if interrupts.wanted or request is Request.STOP:
                 loop.cancel()
-                return "interrupted"
-            is_late = time_s is not None and self._heartbeat.seconds_run >= time_s
-            if not is_late:
+                return "interrupted" if interrupts.wanted else "stopped"
+            self._note_pause(loop, request is Request.PAUSE)
+            spent = self._spent()
+            if spent is None and not self._is_paused:
                 loop.fill()
             if loop.is_done:
                 return "space exhausted" if loop.is_exhausted else "trials"
-            if is_late and not loop.flights:
-                return "time"
-            loop.take()
+            if loop.flights:
+                loop.take()
+            elif self._is_paused:
+                self._heartbeat.stand(WAIT_S)
+            elif spent is not None:
+                return spent
             self.showing.tick(loop)
+
+    def _note_pause(self, loop: Loop, is_paused: bool) -> None:
+        if is_paused is not self._is_paused:
+            self._is_paused = is_paused
+            study = self._desk.spec.study
+            self.showing.show(loop, _PAUSED.format(study=study) if is_paused else "goes on")
 
     def _changed(self, note: str) -> None:
         self._fix_reference()

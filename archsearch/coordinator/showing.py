@@ -1,5 +1,7 @@
 """Snapshots of a running study for its observer, made from the coordinator's picture in memory."""
 
+import time
+
 from archsearch.coordinator.book import Book, Entry
 from archsearch.coordinator.heartbeat import Heartbeat
 from archsearch.coordinator.loop import Loop
@@ -33,16 +35,16 @@ class Showing:
         """Make a snapshot and hand it to the observer."""
         flights = loop.flights.values() if loop is not None else ()
         running = tuple(flight.show() for flight in flights if flight.up is not None)
-        self._shown = self._heartbeat.seconds
+        self._shown = time.monotonic()
         if running and self._pace_from is None:
-            self._pace_from = self._shown
+            self._pace_from = self._heartbeat.seconds
         snapshot = self._snapshot(running, loop.cluster.slots if loop is not None else 0, note)
         self._observer.on_event(snapshot)
         return snapshot
 
     def tick(self, loop: Loop) -> None:
         """Show the study again if nothing was shown for a while."""
-        if self._heartbeat.seconds - self._shown > QUIET_S:
+        if time.monotonic() - self._shown > QUIET_S:
             self.show(loop)
 
     def _snapshot(self, running: tuple[RunningTrial, ...], slots: int, note: str) -> Snapshot:
@@ -54,7 +56,7 @@ class Showing:
         )
         return Snapshot(
             study=self._spec.study,
-            trials=self._spec.search.trials,
+            trials=self._heartbeat.wishes.search.trials,
             evaluated=book.evaluated,
             complete=len(complete),
             from_cache=sum(entry.from_cache for entry in complete),
@@ -91,12 +93,13 @@ class Showing:
 
     def _seconds_left(self) -> float | None:
         """From the pace of this run since its first trial began, and what is left of its time."""
+        search = self._heartbeat.wishes.search
         done = self._book.evaluated - self._evaluated_before
-        left = self._spec.search.trials - self._book.evaluated
+        left = search.trials - self._book.evaluated
         guesses = []
         if done > 0:
             taken = self._heartbeat.seconds - (self._pace_from or 0.0)
             guesses.append(max(0.0, left * taken / done))
-        if self._spec.search.time_s is not None:
-            guesses.append(max(0.0, self._spec.search.time_s - self._heartbeat.seconds_run))
+        if search.time_s is not None:
+            guesses.append(max(0.0, search.time_s - self._heartbeat.seconds_run))
         return min(guesses, default=None)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from archsearch.errors import StudyRefusedError
 from archsearch.messages import PluginFile
 from archsearch.spec import StudySpec
-from archsearch.store.holder import Holder
+from archsearch.store.holder import Holder, living_holder
 from archsearch.store.ledger import LEASE_S, Ledger
 from archsearch.store.reading import Store
 from archsearch.store.tables import studies
@@ -53,6 +53,7 @@ def _claim(
         "identity": spec.identity,
         "plugins": [plugin.model_dump(mode="json") for plugin in plugins],
         "stop_reason": None,
+        "request": None,
     }
     found = sa.select(studies).where(studies.c.name == spec.study).with_for_update()
     with store.database.writing() as connection:
@@ -64,7 +65,7 @@ def _claim(
             taken_from = None
         else:
             _check_same_study(row, spec, plugins)
-            _check_free(row, now)
+            _check_free(row)
             study_id = row["id"]
             taken_from = Holder.from_plain(row["lease_holder"]) if row["lease_holder"] else None
             connection.execute(sa.update(studies).where(studies.c.id == study_id).values(**lease))
@@ -77,13 +78,11 @@ def _claim(
     )
 
 
-def _check_free(row: sa.RowMapping, now: datetime) -> None:
-    if row["lease_token"] is None or row["lease_until"] <= now:
+def _check_free(row: sa.RowMapping) -> None:
+    holder = living_holder(row)
+    if holder is None:
         return
-    holder = Holder.from_plain(row["lease_holder"])
-    if holder.is_gone:
-        return
-    left = (row["lease_until"] - now).total_seconds()
+    left = (row["lease_until"] - datetime.now(UTC)).total_seconds()
     raise StudyRefusedError(
         f"study '{row['name']}' is held by another coordinator: {holder}; wait until it is done or "
         f"stop it. If it died on another machine, its hold ends in {left:.0f} s. To run beside it, "

@@ -69,7 +69,8 @@ class Database:
 
     Args:
         url: SQLAlchemy URL of SQLite (a file) or PostgreSQL.
-        create: make the SQLite file if it does not exist.
+        create: make the SQLite file and our tables if they do not exist. Else `is_blank` says that
+            there are none, and nothing is written.
 
     Raises:
         ServiceError: it cannot be reached, read or upgraded, or a newer archsearch wrote it.
@@ -92,7 +93,7 @@ class Database:
             if self.is_sqlite:
                 sa.event.listen(self._engine, "connect", _on_sqlite_connect)
                 sa.event.listen(self._engine, "begin", _on_sqlite_begin)
-            self._upgrade()
+            self._upgrade(create)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -124,14 +125,15 @@ class Database:
                 text += "; SQLite must be able to write in its folder, even to read"
             raise ServiceError(f"database {self.place} cannot be {done}: {text}") from error
 
-    def _upgrade(self) -> None:
+    def _upgrade(self, create: bool) -> None:
         config = Config()
         config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
         scripts = ScriptDirectory.from_config(config)
         head = scripts.get_current_head()
         with self.reading() as connection:
             found = _revision(connection)
-        if found == head:
+        self.is_blank = found is None and not create
+        if found == head or self.is_blank:
             return
         known = {script.revision for script in scripts.walk_revisions()}
         if found is not None and found not in known:

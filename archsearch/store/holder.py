@@ -9,8 +9,11 @@ ever certain.
 import os
 import socket
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
+
+import sqlalchemy as sa
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,14 @@ class Holder:
         """True only if this machine can tell that the process ended."""
         here = _machine()
         return bool(here) and self.machine == here and _started(self.pid) != self.started
+
+
+def living_holder(study: sa.RowMapping) -> Holder | None:
+    """Who holds a study, from its row; None if nobody does, or its coordinator is gone."""
+    if study["lease_token"] is None or study["lease_until"] <= datetime.now(UTC):
+        return None
+    holder = Holder.from_plain(study["lease_holder"])
+    return None if holder.is_gone else holder
 
 
 def _started(pid: int) -> str | None:

@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass, StudyRefusedError
 from archsearch.messages import Rung, Started
-from archsearch.records import AttemptState, TrialState
+from archsearch.records import AttemptState, Request, TrialState
+from archsearch.spec import SearchSpec
 from archsearch.store.database import Database
 from archsearch.store.holder import Holder
 from archsearch.store.results import plain
@@ -56,6 +57,15 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Wishes:
+    """What people ask of a running study: see `control`."""
+
+    request: Request | None
+    search: SearchSpec
+    """Its budget as it is now."""
+
+
+@dataclass(frozen=True)
 class Ledger:
     """The writing side of one study, for the coordinator that holds it. Usable from two threads."""
 
@@ -72,15 +82,28 @@ class Ledger:
         lease = sa.select(studies.c.lease_token, studies.c.lease_holder)
         mine = lease.where(studies.c.id == self.study_id).with_for_update()
         with self.database.writing() as connection:
-            row = connection.execute(mine).one_or_none()
-            if row is None or row.lease_token != self.token:
-                holder = row.lease_holder if row is not None else None
-                by = f"; {Holder.from_plain(holder)} holds it now" if holder else ""
-                raise StudyRefusedError(
-                    f"study '{self.study}' was taken from this coordinator{by}. This one stops and "
-                    "writes nothing more"
-                )
+            self._check_mine(connection.execute(mine).one_or_none())
             yield connection
+
+    def _check_mine(self, row: Any) -> None:
+        if row is None or row.lease_token != self.token:
+            holder = row.lease_holder if row is not None else None
+            by = f"; {Holder.from_plain(holder)} holds it now" if holder else ""
+            raise StudyRefusedError(
+                f"study '{self.study}' was taken from this coordinator{by}. This one stops and "
+                "writes nothing more"
+            )
+
+    def wishes(self) -> Wishes:
+        """What is asked of this coordinator. Raises StudyRefusedError as `writing` does."""
+        columns = (studies.c.lease_token, studies.c.lease_holder, studies.c.request, studies.c.spec)
+        with self.database.reading() as connection:
+            found = sa.select(*columns).where(studies.c.id == self.study_id)
+            row = connection.execute(found).one_or_none()
+        self._check_mine(row)
+        assert row is not None
+        request = Request(row.request) if row.request is not None else None
+        return Wishes(request, SearchSpec.model_validate(row.spec["search"]))
 
     def _update_study(self, **values: Any) -> None:
         with self.writing() as connection:
@@ -99,6 +122,7 @@ class Ledger:
             lease_token=None,
             lease_holder=None,
             lease_until=None,
+            request=None,
             stop_reason=stop_reason,
             seconds_run=seconds_run,
         )
@@ -176,6 +200,17 @@ class Ledger:
                 .values(node=started.node, pid=started.pid, device_model=started.device_model)
             )
 
+    def renew_attempts(self, device_seconds: Mapping[str, float], lease_s: float) -> None:
+        """Signs of life of attempts, by token, and what each has used so far."""
+        until = datetime.now(UTC) + timedelta(seconds=lease_s)
+        with self.writing() as connection:
+            for token, used in device_seconds.items():
+                connection.execute(
+                    sa.update(attempts)
+                    .where(attempts.c.token == token)
+                    .values(lease_until=until, device_seconds=used)
+                )
+
     def add_rung(self, token: str, rung: Rung) -> None:
         """One evaluation on the selection split."""
         attempt_id = sa.select(attempts.c.id).where(attempts.c.token == token).scalar_subquery()
@@ -199,16 +234,18 @@ class Ledger:
         running = sa.and_(attempts.c.trial_id == trial_id, attempts.c.state == AttemptState.RUNNING)
         with self.writing() as connection:
             connection.execute(
-                sa.update(attempts).where(running).values(**_lost(FailureClass.LOST, message))
+                sa.update(attempts).where(running).values(**_lost(FailureClass.LOST, message, ""))
             )
 
-    def fail_attempt(self, token: str, failure: FailureClass, message: str) -> None:
+    def fail_attempt(
+        self, token: str, failure: FailureClass, message: str, traceback: str = ""
+    ) -> None:
         """End one attempt without a verdict on its trial, which may be tried again."""
         with self.writing() as connection:
             connection.execute(
                 sa.update(attempts)
                 .where(attempts.c.token == token)
-                .values(**_lost(failure, message))
+                .values(**_lost(failure, message, traceback))
             )
 
     def finish(self, number: int, verdict: Verdict, token: str | None = None) -> bool:
@@ -242,7 +279,7 @@ class Ledger:
             )
             if token is not None:
                 ended = (
-                    _lost(verdict.failure, verdict.message)
+                    _lost(verdict.failure, verdict.message, verdict.traceback)
                     if verdict.failure is not None
                     else {"state": AttemptState.DONE, "finished_at": now}
                 )
@@ -255,11 +292,12 @@ class Ledger:
         return sa.and_(trials.c.study_id == self.study_id, trials.c.number == number)
 
 
-def _lost(failure: FailureClass, message: str) -> dict[str, Any]:
+def _lost(failure: FailureClass, message: str, traceback: str) -> dict[str, Any]:
     return {
         "state": AttemptState.FAILED,
         "failure": failure,
         "message": message,
+        "traceback": traceback,
         "finished_at": datetime.now(UTC),
     }
 

@@ -16,13 +16,27 @@ import sqlalchemy as sa
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass, UsageError, nearest
 from archsearch.messages import Evaluation, PluginFile, Profile, Rung
-from archsearch.records import AttemptRecord, AttemptState, StudyRecord, TrialRecord, TrialState
+from archsearch.records import (
+    AttemptRecord,
+    AttemptState,
+    Request,
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+)
 from archsearch.spec import StudySpec
 from archsearch.store.database import Database
-from archsearch.store.holder import Holder
+from archsearch.store.holder import living_holder
 from archsearch.store.tables import attempts, evaluations, profiles, rungs, studies, trials
 
 Row = sa.RowMapping
+_USED = (
+    sa.select(sa.func.coalesce(sa.func.sum(attempts.c.device_seconds), 0.0))
+    .select_from(attempts.join(trials))
+    .where(trials.c.study_id == studies.c.id)
+    .scalar_subquery()
+    .label("device_seconds")
+)
 
 
 class Store:
@@ -30,7 +44,7 @@ class Store:
 
     Args:
         url: SQLAlchemy URL of SQLite (a file) or PostgreSQL.
-        create: make the SQLite file if it does not exist.
+        create: make the SQLite file and our tables if they do not exist; else it holds no study.
 
     Raises:
         ServiceError: it cannot be reached, read or upgraded, or a newer archsearch wrote it.
@@ -55,13 +69,17 @@ class Store:
 
     def studies(self) -> list[str]:
         """Names of all studies, oldest first."""
+        if self.database.is_blank:
+            return []
         with self.database.reading() as connection:
             return list(connection.scalars(sa.select(studies.c.name).order_by(studies.c.id)))
 
     def study(self, name: str) -> StudyRecord:
         """One study. Raises UsageError naming those that exist."""
-        with self.database.reading() as connection:
-            row = _one(connection, sa.select(studies).where(studies.c.name == name))
+        row = None
+        if not self.database.is_blank:
+            with self.database.reading() as connection:
+                row = _one(connection, sa.select(studies, _USED).where(studies.c.name == name))
         if row is None:
             names = self.studies()
             known = f"its studies: {', '.join(names)}" if names else "it holds no study yet"
@@ -107,10 +125,16 @@ class Store:
             return connection.scalars(statement).one()
 
     def _trials(self, study: str, condition: sa.ColumnElement[bool]) -> list[TrialRecord]:
+        if self.database.is_blank:
+            self.study(study)  # there is none
         chosen = sa.and_(_named(study), condition)
         statement = (
             sa.select(
-                trials, evaluations.c.evaluation, evaluations.c.weights_path, profiles.c.profile
+                trials,
+                evaluations.c.evaluation,
+                evaluations.c.weights_path,
+                evaluations.c.weights_sha256,
+                profiles.c.profile,
             )
             .select_from(trials.join(studies).outerjoin(evaluations).outerjoin(profiles))
             .where(chosen)
@@ -155,6 +179,10 @@ def _attempts(
                 finished_at=row["finished_at"],
                 failure=_failure(row),
                 message=row["message"],
+                traceback=row["traceback"],
+                device_model=row["device_model"],
+                lease_until=row["lease_until"],
+                device_seconds=row["device_seconds"],
             )
         )
     return found
@@ -205,22 +233,25 @@ def _trial_record(
         evaluation=known,
         profile=Profile.model_validate(profile) if profile is not None else None,
         weights_path=row["weights_path"],
+        weights_sha256=row["weights_sha256"],
         optuna_number=row["optuna_number"],
         sampler_notes=row["sampler_notes"],
     )
 
 
 def _study_record(row: Row) -> StudyRecord:
-    holder = row["lease_holder"]
+    holder = living_holder(row)
     return StudyRecord(
         name=row["name"],
         spec=StudySpec.model_validate(row["spec"]),
         created_at=row["created_at"],
         stop_reason=row["stop_reason"],
-        coordinator=str(Holder.from_plain(holder)) if holder is not None else None,
+        coordinator=str(holder) if holder is not None else None,
         seconds_run=row["seconds_run"],
         reference=row["reference"],
         device_model=row["device_model"],
         plugins=tuple(PluginFile.model_validate(plugin) for plugin in row["plugins"]),
         sampler=row["sampler"],
+        request=Request(row["request"]) if row["request"] is not None else None,
+        device_seconds=row["device_seconds"],
     )

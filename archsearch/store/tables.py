@@ -24,6 +24,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 
 
@@ -64,6 +65,8 @@ studies = Table(
     Column("lease_token", String(64)),
     Column("lease_holder", JSON),
     Column("lease_until", UtcDateTime),
+    # What somebody asks of that coordinator.
+    Column("request", String(16)),
 )
 
 evaluations = Table(
@@ -138,6 +141,11 @@ attempts = Table(
     Column("message", Text, nullable=False),
     # An answer that came after the attempt was given up: kept for people, never used.
     Column("late_answer", JSON),
+    Column("traceback", Text, nullable=False, server_default=text("''")),
+    # Until when its worker is believed to live without another sign of life.
+    Column("lease_until", UtcDateTime),
+    # On a worker, times the GPUs (or CPU cores) of one trial.
+    Column("device_seconds", Float, nullable=False, server_default=text("0")),
     UniqueConstraint("trial_id", "attempt", name="uq_archsearch_attempts"),
 )
 

@@ -94,6 +94,14 @@ SEARCH = section(
             f"Distinct architectures to evaluate. Default {_SEARCH.trials}.",
         ),
         Key("time", duration(), "Wall clock after which no trial starts.", field="time_s"),
+        Key(
+            "device_time",
+            duration(),
+            "Time of all trials together, times GPUs of each (or CPU cores), after which no trial "
+            "starts.",
+            field="device_time_s",
+        ),
+        Key("failures", whole(1, 10**7), "Failed trials after which no trial starts."),
         Key("warm_start", listing(choice(_STARTS)), "Architectures to begin with."),
     )
 )

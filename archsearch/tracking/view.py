@@ -7,12 +7,16 @@ killed process could leave one RUNNING; what is left so is put right when the st
 Everything here is idempotent. Knows nothing of threads, outages or the database.
 """
 
+import fcntl
+import glob
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -59,6 +63,8 @@ def connect(uri: str) -> MlflowClient:
         os.environ.setdefault(name, value)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     database = sqlite_file(uri)
+    if database is not None:
+        _sweep(database)
     if database is not None and database.exists():
         # MLflow would try for minutes, with warnings, what SQLite can say at once.
         sqlite3.connect(database).close()
@@ -73,7 +79,7 @@ def _make(database: Path) -> None:
     MLflow takes seconds to make one. What a kill leaves of it, or two processes that make the same
     one, can never be opened again.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{database.name}-", dir=database.parent) as folder:
+    with _folder_beside(database) as folder:
         whole = Path(folder, database.name)
         # Relative: what a folder's name has of % and the like is then no part of the URI.
         MlflowClient(tracking_uri=f"sqlite:///{os.path.relpath(whole)}").search_experiments(1)
@@ -83,6 +89,36 @@ def _make(database: Path) -> None:
             return  # somebody else was quicker
         except OSError:  # no hard links on this disk
             whole.rename(database)
+
+
+@contextmanager
+def _folder_beside(database: Path) -> Iterator[Path]:
+    """A hidden folder on the same disk, locked meanwhile; a killed process leaves it unlocked."""
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(database), dir=database.parent))
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _prefix(database: Path) -> str:
+    return f".{database.name}-"
+
+
+def _sweep(database: Path) -> None:
+    """Remove what processes left that were killed while they made this database."""
+    for folder in database.parent.glob(f"{glob.escape(_prefix(database))}????????"):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass  # somebody is making it
+        finally:
+            os.close(handle)
 
 
 def _milliseconds(moment: datetime) -> int:
@@ -179,8 +215,7 @@ class View:
             name: value[:LONGEST_PARAM] for name, value in parameters_of(spec, trial.arch).items()
         }
         shown = self._runs.get(key)
-        if shown is not None and any(params.get(k, v) != v for k, v in shown.params.items()):
-            # Parameters are write-once: another version of archsearch wrote this run.
+        if shown is not None and self._is_other(shown, trial, params):
             self._client.delete_run(self._runs.pop(key).run_id)
         end = trial.finished_at or trial.proposed_at
         name = f"{trial.number}: {brief(spec, trial.arch)}"[:200]
@@ -195,6 +230,15 @@ class View:
             tags=self._tag(shown, tags),
         )
         self._upload(shown, _trial_files(trial))
+
+    def _is_other(self, shown: _Shown, trial: TrialRecord, params: dict[str, str]) -> bool:
+        """True if a run cannot be brought up to date: parameters and artifacts are write-once.
+
+        Another version of archsearch wrote it, or the trial was retried and ended otherwise.
+        """
+        ended = shown.tags.get("state", str(trial.state))
+        changed = any(params.get(name, value) != value for name, value in shown.params.items())
+        return changed or ended != str(trial.state)
 
     def _upload(self, shown: _Shown, files: Mapping[str, bytes]) -> None:
         with tempfile.TemporaryDirectory(prefix="archsearch-") as folder:

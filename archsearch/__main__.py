@@ -1,0 +1,5 @@
+"""`python -m archsearch` is the command line."""
+
+from archsearch.cli import main
+
+main()
