@@ -10,6 +10,7 @@ import platform
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from safetensors.torch import save
