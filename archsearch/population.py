@@ -76,6 +76,11 @@ def _number(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def dropout_seed(seed: int, member_seed: int) -> int:
+    """What a member's dropout masks are drawn from; the step is added to it."""
+    return _number("dropout", seed, member_seed)
+
+
 def initial_model(
     arch: ArchSpec, vocab_size: int, train: TrainSpec, seed: int, member_seed: int
 ) -> LanguageModel:
@@ -126,7 +131,7 @@ class Population:
         self._mask_token = vocab_size - 1
         self._mask_seed = torch.tensor([_number("mask", seed)], device=self.device)
         self._dropout_M = torch.tensor(
-            [_number("dropout", seed, member.seed) for member in members], device=self.device
+            [dropout_seed(seed, member.seed) for member in members], device=self.device
         )
         self.alive_M = torch.ones(len(members), dtype=torch.bool, device=self.device)
         self._loss_sum_M = torch.zeros(len(members), dtype=dtype, device=self.device)

@@ -30,7 +30,7 @@ LAYERS: dict[str, int] = {
             "checkpoint",
             "trial tracking progress gate export locate browse catalogue",
             "propose checks",
-            "coordinator preview",
+            "coordinator preview bench_trials",
             "launch",
             "cli",
             "__main__",

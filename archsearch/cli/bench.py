@@ -1,0 +1,50 @@
+"""Measurements, with peers beside: `archsearch bench ...`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from archsearch.cli.app import AsJson, app, print_json
+from archsearch.errors import UsageError
+from archsearch.spec import Execution
+
+bench = typer.Typer(
+    no_args_is_help=True, help="Measurements of what this package does, with peers beside."
+)
+app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def _group() -> None:
+    pass
+
+
+@bench.command()
+def trials(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Study file.")],
+    start: Annotated[
+        str, typer.Option(help="Which architecture: smallest, middle, largest or a published one.")
+    ] = "middle",
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs that the population trains.")] = 4,
+    plain_epochs: Annotated[int, typer.Option(min=1, help="Epochs of the plain model.")] = 2,
+    execution: Annotated[
+        str | None,
+        typer.Option(help="eager, captured or compiled; as a trial would if left out."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Trained runs an hour: a population, and one plain PyTorch model after the other."""
+    from archsearch.bench_trials import bench_text, bench_values
+    from archsearch.study_file import load_study
+
+    ways: dict[str | None, Execution | None] = {
+        None: None,
+        "eager": "eager",
+        "captured": "captured",
+        "compiled": "compiled",
+    }
+    if execution not in ways:
+        raise UsageError(f"--execution is {execution}; accepted: eager, captured, compiled")
+    values = bench_values(load_study(study), start, epochs, plain_epochs, ways[execution])
+    print_json(values) if as_json else typer.echo(bench_text(values))
