@@ -13,6 +13,7 @@ Shape suffixes: B batch, T tokens, K labelled positions, N = B K.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ def pace_of_population(
 ) -> Pace:
     """Train all members of a recipe together, for its first epochs."""
     begun = time.perf_counter()
-    data, selection = generate(task, "train", device), generate(task, "selection", device)
+    draw, selection = partial(generate, task, "train", device), generate(task, "selection", device)
+    data, redraw = draw(), draw if train.data == "fresh" else None
     train = train.model_copy(update={"rungs": train.epochs})
     population = Population(
         arch,
@@ -93,7 +95,7 @@ def pace_of_population(
         resolve_backends(arch, device, compute_dtype(train.precision)),
         execution=execution,
     )
-    trained = (rung.selection_recall for rung in population.train(data, selection))
+    trained = (rung.selection_recall for rung in population.train(data, selection, None, redraw))
     return _pace(len(population.members), begun, trained, epochs, device)
 
 
@@ -109,10 +111,12 @@ def pace_of_plain_loop(
     """Train one member alone as one would without this package, for a recipe's first epochs.
 
     Raises:
-        UsageError: a recipe with an objective of its own.
+        UsageError: a recipe with an objective of its own, or fresh data.
     """
     if train.objective is not None:
         raise UsageError("the plain loop trains on the next token; remove `train.objective`")
+    if train.data == "fresh":
+        raise UsageError("the plain loop trains on fixed examples; remove `train.data`")
     begun = time.perf_counter()
     data, selection = generate(task, "train", device), generate(task, "selection", device)
     model = initial_model(arch, task.vocab_size, train, seed, member.seed).to(device)

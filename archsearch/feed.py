@@ -1,7 +1,8 @@
 """Batches of resident examples, fetched by a counter on the device, and their order in an epoch.
 
-As in the published recipe, the examples are fixed for all epochs and every epoch runs the segments
-in the order of the task, short to long, without shuffling; a segment's last batch may be smaller.
+As in the published recipe, every epoch runs the segments in the order of the task, short to long,
+without shuffling; a segment's last batch may be smaller. The examples stay where they are: fresh
+ones take the place of the old, so that captured work finds them.
 Knows nothing of models.
 
 Shape suffixes: B batch, T tokens, K labelled positions.
@@ -56,3 +57,11 @@ def epoch_feeds(data: tuple[Examples, ...], batch: int) -> list[Feed]:
         if rest:
             plan.append(Feed(examples, whole * batch, rest, rest))
     return plan
+
+
+def replace_examples(data: tuple[Examples, ...], fresh: tuple[Examples, ...]) -> None:
+    """Copy other examples of the same segments into the tensors of these."""
+    for old, new in zip(data, fresh, strict=True):
+        old.tokens.copy_(new.tokens)
+        old.at.copy_(new.at)
+        old.labels.copy_(new.labels)

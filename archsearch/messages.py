@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from archsearch import __version__
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass
-from archsearch.spec import MqarSpec, TrainSpec, model_vocab_size
+from archsearch.spec import Execution, MqarSpec, TrainSpec, model_vocab_size
 
 
 class _Message(BaseModel):
@@ -62,6 +62,8 @@ class TrialRequest(_Message):
     """False if the evaluation is already known and only the profile is missing."""
     checkpoints: str | None = None
     """Folder for the progress of long trials; used by the machines that see it."""
+    execution: Execution | None = None
+    """How training steps are launched; None: compiled on CUDA, eager on a CPU."""
     threads: int = 1
     """CPU threads that torch may use; results on the CPU are the same for one number of them."""
 

@@ -62,17 +62,20 @@ class Examples:
             yield self.tokens[rows].long(), self.at[rows].long(), self.labels[rows].long()
 
 
-def generate(spec: MqarSpec, split: Split, device: torch.device | str) -> tuple[Examples, ...]:
+def generate(
+    spec: MqarSpec, split: Split, device: torch.device | str, epoch: int = 0
+) -> tuple[Examples, ...]:
     """Draw the examples of a split, one entry a segment, in the order of the spec.
 
-    Drawn on the CPU, so that a GPU sees the same numbers. Two splits share no random stream.
+    Drawn on the CPU, so that a GPU sees the same numbers. Two splits share no random stream,
+    and two epochs, of which each is another draw, none either.
 
     Raises:
         UsageError: a segment that the layout or the vocabulary has no room for.
     """
     segments = spec.train if split == "train" else spec.test
     return tuple(
-        _segment(spec, segment, _generator(spec, segment, split, index), device)
+        _segment(spec, segment, _generator(spec, segment, split, index, epoch), device)
         for index, segment in enumerate(segments)
     )
 
@@ -100,9 +103,11 @@ def last_query(spec: MqarSpec, segment: Segment) -> int:
     return spec.prefix_of(segment) + 2 * (_places(segment) - 1)
 
 
-def _generator(spec: MqarSpec, segment: Segment, split: Split, index: int) -> torch.Generator:
+def _generator(
+    spec: MqarSpec, segment: Segment, split: Split, index: int, epoch: int
+) -> torch.Generator:
     layout = (segment.length, segment.pairs, spec.vocab_size, spec.power_a, spec.random_filler)
-    text = json.dumps([*layout, spec.seed, split, index])
+    text = json.dumps([*layout, spec.seed, split, index, *([epoch] if epoch else [])])
     digest = hashlib.sha256(text.encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 

@@ -18,7 +18,7 @@ Shape suffixes: M members, P parameters; B batch, T tokens, K labelled positions
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,7 @@ from archsearch.arch import ArchSpec
 from archsearch.cost import compute_dtype
 from archsearch.errors import DivergedError
 from archsearch.execution import Launcher, default_execution
-from archsearch.feed import Feed, epoch_feeds
+from archsearch.feed import Feed, epoch_feeds, replace_examples
 from archsearch.just_read_twice import Asked, just_read_twice
 from archsearch.messages import Rung
 from archsearch.model import HEAD, LanguageModel, hash32
@@ -250,12 +250,15 @@ class Population:
         data: tuple[Examples, ...],
         selection: tuple[Examples, ...],
         progress: Progress | None = None,
+        redraw: Callable[[int], tuple[Examples, ...]] | None = None,
     ) -> Iterator[Rung]:
         """Train to the end, yielding after each part of training what the members then recall.
 
         Args:
             progress: of a population that was made as this one was; training goes on from there,
                 bit for bit, and the rungs until then are yielded first.
+            redraw: gives the examples of an epoch after the first, which take the place of `data`;
+                if it is None, every epoch has the same.
 
         Raises:
             DivergedError: no member has a finite loss any more.
@@ -270,10 +273,13 @@ class Population:
         self._rungs = self._go_on(progress, plan) if progress is not None else []
         yield from self._rungs
         done, before = (self._rungs[-1].step, self._rungs[-1].seconds) if self._rungs else (0, 0.0)
-        begun = time.perf_counter() - before
+        begun, epoch = time.perf_counter() - before, 0
         for rung in range(len(self._rungs), train.rungs):
             stop = round(total * (rung + 1) / train.rungs)
             for step in range(done, stop):
+                if redraw is not None and step // len(plan) != epoch:
+                    epoch = step // len(plan)
+                    replace_examples(data, redraw(epoch))
                 self._launch_step(plan[step % len(plan)], optimiser)
             losses = self._losses(max(1, stop - done))
             done = stop

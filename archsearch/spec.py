@@ -173,6 +173,10 @@ class TrainSpec(_Frozen):
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     rungs: int = 1
     """Evaluations on the selection split, evenly spaced over training; the last is at its end."""
+    data: Literal["fixed", "fresh"] = Field(
+        default="fixed", exclude_if=lambda data: data == "fixed"
+    )
+    """Examples of an epoch: always the same, or drawn anew for each."""
     objective: JustReadTwice | None = Field(default=None, exclude_if=lambda given: given is None)
     """What training minimises; None: the next-token loss at the labelled positions alone."""
 
@@ -272,6 +276,8 @@ class ResourcesSpec(_Frozen):
     parallel: int | None = None
     trial_timeout_s: float = 3600.0
     attempts: int = 3
+    execution: Execution | None = None
+    """How a population's steps are launched; None: compiled on CUDA, eager on a CPU."""
 
     @property
     def devices(self) -> float:

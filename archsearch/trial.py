@@ -10,6 +10,7 @@ import platform
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -103,12 +104,14 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
         request.seed,
         request.device,
         backends,
+        execution=request.execution,
     )
     selection = generate(task, "selection", request.device)
     rungs: list[Rung] = []
     with _checkpoint(request) as checkpoint:
-        data = generate(task, "train", request.device)
-        for rung in population.train(data, selection, checkpoint.load()):
+        draw = partial(generate, task, "train", request.device)
+        redraw = draw if request.train.data == "fresh" else None
+        for rung in population.train(draw(), selection, checkpoint.load(), redraw):
             rungs.append(rung)
             yield rung
             checkpoint.keep(population)

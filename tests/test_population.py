@@ -254,3 +254,37 @@ def test_a_population_goes_on_from_a_rung_bit_for_bit(stop: int) -> None:
     assert [rung.seconds for rung in again] == sorted(rung.seconds for rung in again)
     for name, value in whole.progress.tensors.items():
         assert torch.equal(fresh.progress.tensors[name], value), name
+
+
+def test_fresh_examples_take_the_place_of_the_old_and_going_on_finds_them() -> None:
+    train, arch = spec(rungs=4), stack("base_conv", "attention")
+
+    def draw(epoch: int) -> tuple[Examples, ...]:
+        return generate(TASK, "train", "cpu", epoch)
+
+    fixed, _ = trained(arch, train, dtype=torch.float32)
+    whole = new_population(arch, train, FOUR)
+    rungs = list(whole.train(draw(0), SELECTION, None, draw))
+    assert not torch.equal(whole.flat_MP, fixed.flat_MP)
+    stopped = new_population(arch, train, FOUR)
+    running = stopped.train(draw(0), SELECTION, None, draw)
+    next(running), next(running)  # in the middle of the third epoch
+    fresh = new_population(arch, train, FOUR)
+    again = list(fresh.train(draw(0), SELECTION, stopped.progress, draw))
+    assert without_times(again) == without_times(rungs)
+    assert torch.equal(fresh.flat_MP, whole.flat_MP)
+
+
+def test_every_epoch_sees_the_examples_drawn_for_it() -> None:
+    train, seen = spec(epochs=3), []
+
+    def draw(epoch: int) -> tuple[Examples, ...]:
+        seen.append(epoch)
+        return generate(TASK, "train", "cpu", epoch)
+
+    data = draw(0)
+    first = data[0].tokens.clone()
+    list(new_population(stack("base_conv"), train, FOUR[:1]).train(data, SELECTION, None, draw))
+    assert seen == [0, 1, 2]
+    assert torch.equal(data[0].tokens, generate(TASK, "train", "cpu", 2)[0].tokens)
+    assert not torch.equal(data[0].tokens, first)

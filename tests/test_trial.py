@@ -8,10 +8,11 @@ import torch
 from one_off import KEEPS_MORE, one_off, stored_arch
 from safetensors.torch import load
 
-from archsearch import trial
+from archsearch import population, trial
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.cost import state_bytes
 from archsearch.errors import FailureClass, KernelRefusedError
+from archsearch.execution import Launcher
 from archsearch.messages import (
     Evaluated,
     Evaluation,
@@ -30,7 +31,7 @@ from archsearch.messages import (
 from archsearch.model import LanguageModel
 from archsearch.mqar import generate
 from archsearch.registry import forget_plugin_file, mixer_names
-from archsearch.spec import MqarSpec, Segment, TrainSpec
+from archsearch.spec import Execution, MqarSpec, Segment, TrainSpec
 from archsearch.trial import chosen_rate, run_trial
 
 TASK = MqarSpec(
@@ -327,3 +328,29 @@ def test_a_full_disk_says_nothing_about_the_architecture(monkeypatch: pytest.Mon
     monkeypatch.setattr(trial, "add_plugin_source", full)
     failed = failure_of(request(plugins=(one_off("one_off_disk"),)))
     assert failed.failure is FailureClass.LOST and failed.failure.is_retried
+
+
+def test_fresh_data_is_another_recipe_and_trains_otherwise() -> None:
+    fresh = TRAIN.model_copy(update={"data": "fresh"})
+    first, second = events_of(request(train=fresh)), events_of(request(train=fresh))
+    assert untimed(evaluation_of(first)) == untimed(evaluation_of(second))
+    fixed = evaluation_of(events_of(request()))
+    assert evaluation_of(first).recipe_hash != fixed.recipe_hash
+    assert evaluation_of(first).rungs[0].train_loss == fixed.rungs[0].train_loss  # one epoch in
+    assert evaluation_of(first).rungs[1].train_loss != fixed.rungs[1].train_loss
+
+
+@pytest.mark.parametrize("execution", [None, "eager", "captured"])
+def test_a_request_says_how_steps_are_launched(
+    execution: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    launcher = population.Launcher
+
+    def noted(way: Execution, device: torch.device) -> Launcher:
+        asked.append(way)
+        return launcher(way, device)
+
+    monkeypatch.setattr(population, "Launcher", noted)
+    events_of(request(execution=execution))
+    assert asked == [execution or "eager"]

@@ -183,6 +183,7 @@ class Loop:
             device="cuda" if spec.resources.gpus > 0 else "cpu",
             plugins=self._plugins,
             checkpoints=self.desk.checkpoints(),
+            execution=spec.resources.execution,
             threads=spec.resources.cpus,
         )
         database = self.desk.ledger.database

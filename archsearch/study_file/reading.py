@@ -14,7 +14,7 @@ from archsearch.architectures import architecture_names
 from archsearch.errors import PluginError, SpecError
 from archsearch.messages import PluginFile
 from archsearch.registry import add_plugin_file, forget_plugin_file, mixer_fields
-from archsearch.spec import CORNERS, ResourcesSpec, SearchSpec, StudySpec, TrackingSpec
+from archsearch.spec import CORNERS, Execution, ResourcesSpec, SearchSpec, StudySpec, TrackingSpec
 from archsearch.study_file.checks import excluded
 from archsearch.study_file.grammar import (
     Cursor,
@@ -121,6 +121,11 @@ RESOURCES = section(
             "attempts",
             whole(1, 1000),
             f"Tries at a trial whose worker is lost. Default {_RESOURCES.attempts}.",
+        ),
+        Key(
+            "execution",
+            choice(get_args(Execution)),
+            "How training steps are launched; compiled on a GPU, eager on a CPU by default.",
         ),
     )
 )

@@ -190,6 +190,7 @@ TRAIN = section(
         Key("learning_rates", one_or_list(_POSITIVE), "Every rate is trained; the best counts."),
         Key("seeds", whole(1, 1024), "Copies with different seeds, at every learning rate."),
         Key("epochs", whole(1, 10**6), "Passes over the training data."),
+        Key("data", choice(_literals("data")), "Every epoch the same examples, or fresh ones."),
         Key("batch_size", whole(1, 10**6), "Sequences in one step of training."),
         Key("test_batch_size", whole(1, 10**6), "Sequences in one step of evaluation."),
         Key("weight_decay", number("a number, 0 or more", minimum=0), "AdamW's weight decay."),
