@@ -9,7 +9,7 @@ import pytest
 
 from archsearch.errors import ServiceError
 from archsearch.tracking import check_mlflow
-from archsearch.tracking.view import connect
+from archsearch.tracking.view import _folder_beside, connect
 
 # MLflow 3.17 uses a loader strategy that SQLAlchemy 2.1 is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -24,6 +24,16 @@ def test_a_kill_while_the_database_is_made_leaves_none_that_is_half_made(tmp_pat
             assert maker.poll() is None
         maker.kill()
     assert [one.name for one in connect(uri).search_experiments()] == ["Default"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_what_another_process_is_making_is_left_alone(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    connect(uri)
+    with _folder_beside(tmp_path / "mlflow.db") as folder:
+        connect(uri)
+        assert folder.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
 def test_a_folder_of_any_name_holds_a_database(

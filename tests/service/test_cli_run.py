@@ -1,6 +1,7 @@
 """`archsearch run` and what follows it, with nothing pretended: Ray, training, database, MLflow."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from one_off import SOURCE
 from typer.testing import CliRunner
 
 from archsearch.cli import app
@@ -123,6 +125,39 @@ def test_study_without_a_complete_trial_ends_with_5(folder: Path, ray_here: None
     shown = CliRunner().invoke(app, ["show", "0"])
     assert "plugin_error" in shown.output
     assert not (folder / "mlflow.db").exists()
+
+
+def test_resume_needs_neither_the_file_nor_its_plugins(folder: Path, ray_here: None) -> None:
+    """Also with another budget, and with the mixer that the database alone still has."""
+    elsewhere = folder / "files"
+    elsewhere.mkdir()
+    (elsewhere / "resumed_mixer.py").write_text(SOURCE)
+    study = STUDY.replace("model:", "plugins: [./resumed_mixer.py]\nmodel:")
+    study = study.replace("    - base_conv\n", "    - resumed_mixer: {scale: [1, 2]}\n")
+    (elsewhere / "tiny.yaml").write_text(study)
+    assert "all 1 trials are done" in invoke(
+        "run", "files/tiny.yaml", "--trials", "1", "--mlflow", "none"
+    )
+    forget_plugin_file("resumed_mixer")
+    shutil.rmtree(elsewhere)
+    url = f"sqlite:///{folder}/archsearch.db"
+    assert "all 1 trials are done" in invoke("resume", "tiny", "--storage", url)
+    invoke("budget", "tiny", "--trials", "2", "--time", "1h")
+    assert "all 2 trials are done" in invoke("resume")
+    values = json.loads(invoke("budget", "--json"))
+    assert (values["trials"], values["time_s"]["limit"]) == ({"limit": 2, "spent": 2}, 3600.0)
+    assert values["device_time_s"]["spent"] > 0
+    assert not (folder / "mlflow.db").exists()
+
+
+def test_run_into_head_is_quiet_and_stops_cleanly(folder: Path) -> None:
+    command = f"{ARCHSEARCH} run tiny.yaml --mlflow none --trials 4 | head -n 2"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (141, "")
+    (row,) = json.loads(invoke("status", "--json"))
+    assert (row["coordinator"], row["stop_reason"]) == (None, "interrupted")
 
 
 def test_run_as_json_prints_json_alone(folder: Path, ray_here: None) -> None:

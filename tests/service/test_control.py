@@ -235,6 +235,23 @@ def test_device_time_ends_a_study_and_counts_all_attempts(tmp_path: Path) -> Non
     assert run(spec, trials=100).last.evaluated == outcome.last.evaluated
 
 
+def test_a_study_whose_output_breaks_stops_cleanly(tmp_path: Path) -> None:
+    """As in `archsearch run STUDY.yaml | head`."""
+
+    class Closed(Watcher):
+        def on_event(self, snapshot: Snapshot) -> None:
+            super().on_event(snapshot)
+            if snapshot.evaluated:
+                raise BrokenPipeError
+
+    spec, watcher = stub_study(tmp_path), Closed()
+    outcome = run(spec, trials=100, watcher=watcher)
+    assert outcome.stop_reason == "interrupted"
+    assert [one.evaluated > 0 for one in watcher.snapshots].count(True) == 1
+    run(spec, trials=6)
+    check_books(spec)
+
+
 def test_nobody_is_asked_where_nothing_runs(tmp_path: Path) -> None:
     spec = stub_study(tmp_path)
     run(spec, trials=1)
