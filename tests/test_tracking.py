@@ -3,12 +3,11 @@
 import json
 import logging
 import math
-import re
 import shutil
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,70 +15,18 @@ import samples
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from servers import MlflowServer
+from tracking_cases import ENOUGH_S, Case, publish
 
 from archsearch.errors import ServiceError
-from archsearch.records import StudyRecord, TrialRecord, TrialState
+from archsearch.records import TrialState
 from archsearch.report import hypervolume_history
-from archsearch.store import Store, control
-from archsearch.store.claim import claim
-from archsearch.store.ledger import Ledger, Verdict
+from archsearch.store import Store
 from archsearch.tables import front_values
 from archsearch.tracking import Publisher, check_mlflow, summary_address, sync
 from archsearch.tracking.encoding import encodings, parameters_of
 
 # MLflow 3.17 uses a loader strategy that SQLAlchemy 2.1 is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
-ENOUGH_S = 60.0
-"""Longest wait for something that takes a second on a quiet machine."""
-
-
-@dataclass
-class Case:
-    """A stored study, and MLflow beside it."""
-
-    store: Store
-    ledger: Ledger
-    study: StudyRecord
-    trials: list[TrialRecord]
-    uri: str
-
-    @property
-    def client(self) -> MlflowClient:
-        return MlflowClient(tracking_uri=self.uri)
-
-    def runs(self) -> list[Run]:
-        experiment = self.client.get_experiment_by_name(self.study.name)
-        return list(self.client.search_runs([experiment.experiment_id]))
-
-    def by_key(self) -> dict[str, Run]:
-        runs = {run.data.tags["archsearch.key"].split("/")[1]: run for run in self.runs()}
-        assert len(runs) == len(self.runs())
-        return runs
-
-    def artifact(self, key: str, name: str) -> bytes:
-        uri = self.by_key()[key].info.artifact_uri
-        return Path(uri.removeprefix("file://"), name).read_bytes()
-
-    def picture(self) -> dict[str, object]:
-        """Everything of every run that a person could see, by run id."""
-        return {
-            run.info.run_id: (
-                run.info.status,
-                run.info.start_time,
-                run.info.end_time,
-                run.data.params,
-                run.data.tags,
-                {
-                    key: [(p.step, p.timestamp, p.value) for p in self.history(run, key)]
-                    for key in sorted(run.data.metrics)
-                },
-            )
-            for run in self.runs()
-        }
-
-    def history(self, run: Run, key: str) -> list:
-        return self.client.get_metric_history(run.info.run_id, key)
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +45,6 @@ def case(tmp_path: Path, empty_mlflow: Path) -> Iterator[Case]:
         ledger = samples.begin(store, study)
         trials = samples.sample_trials(study, 16)
         yield Case(store, ledger, study, trials, study.spec.tracking.mlflow)
-
-
-def publish(case: Case) -> None:
-    publisher = Publisher(case.study.spec.tracking.storage, case.study.name, case.uri)
-    publisher.start()
-    assert publisher.flush(ENOUGH_S)
-    publisher.stop(ENOUGH_S)
 
 
 def filtered_front(runs: list[Run]) -> set[str]:
@@ -257,70 +197,6 @@ def test_sync_rebuilds_what_was_lost_and_mends_what_was_changed(case: Case) -> N
     after = sorted(map(repr, (case.by_key()[k].data.to_dictionary() for k in case.by_key())))
     assert after == before
     assert {run.info.status for run in case.runs()} == {"FINISHED", "FAILED", "KILLED"}
-
-
-def test_sync_rebuilds_everything_on_a_server_that_lost_everything(
-    case: Case, tmp_path: Path
-) -> None:
-    """A new and empty server, a deleted experiment, a run that was only begun: nothing twice."""
-
-    def picture(there: Case) -> dict[str, object]:
-        """As `Case.picture` by trial, with the names and contents of artifacts."""
-        by_id = there.picture()
-        return {
-            key: (by_id[run.info.run_id], contents(there.client, run.info.run_id))
-            for key, run in there.by_key().items()
-        }
-
-    def contents(client: MlflowClient, run_id: str) -> dict[str, bytes]:
-        names = [file.path for file in client.list_artifacts(run_id)]
-        return {name: Path(client.download_artifacts(run_id, name)).read_bytes() for name in names}
-
-    def sync_once(there: Case) -> dict[str, object]:
-        assert sync(there.store, there.study.name, there.uri) == len(case.trials)
-        return picture(there)
-
-    samples.add(case.store, case.ledger, case.trials)
-    shown = len([one for one in case.trials if one.state is not TrialState.DUPLICATE])
-    database = ("--backend-store-uri", "sqlite:///server.db")
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    with MlflowServer(tmp_path / "one", "server", *database) as server:
-        there = replace(case, uri=server.url)
-        before = sync_once(there)
-        assert len(before) == shown + 1
-        client, run_of = there.client, there.by_key()
-        experiment = run_of["0"].info.experiment_id
-        for key in ("0", "summary"):
-            client.delete_run(run_of[key].info.run_id)
-        client.create_run(experiment, tags={"archsearch.key": f"{case.study.name}/0"})
-        client.delete_experiment(experiment)
-        assert forgetful(sync_once(there)) == forgetful(before)
-        assert forgetful(sync_once(there)) == forgetful(before)
-    with MlflowServer(tmp_path / "two", "server", *database) as server:
-        assert forgetful(sync_once(replace(case, uri=server.url))) == forgetful(before)
-
-
-def forgetful(picture: dict[str, object]) -> str:
-    """The picture without what must differ: numbers of experiments and runs."""
-    return re.sub(r"[0-9a-f]{32}", "RUN", repr(sorted(picture.items())))
-
-
-def test_a_retried_trial_has_one_run_that_shows_how_it_ended_last(case: Case) -> None:
-    failed = next(one for one in case.trials if one.state is TrialState.FAILED)
-    samples.add(case.store, case.ledger, case.trials[: failed.number + 1])
-    publish(case)
-    assert case.by_key()[str(failed.number)].info.status == "FAILED"
-    case.ledger.release("trials", 1.0)
-    assert control.retry(case.store, case.study.name, None, [failed.number]) == [failed.number]
-    ledger = claim(case.store, case.study.spec, (), {})
-    metrics = case.trials[0].metrics
-    ledger.finish(failed.number, Verdict(TrialState.COMPLETE, metrics=metrics))
-    publish(case)
-    run = case.by_key()[str(failed.number)]
-    assert (run.info.status, run.data.tags["failure"]) == ("FINISHED", "none")
-    files = {file.path for file in case.client.list_artifacts(run.info.run_id)}
-    assert "traceback.txt" not in files
 
 
 def test_a_run_left_running_by_a_killed_process_is_ended_by_the_next(case: Case) -> None:
