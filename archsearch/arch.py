@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from archsearch.errors import PluginError, nearest
 from archsearch.mixer import Mixer
+from archsearch.model_spec import Norm
 from archsearch.registry import (
     canonical,
     channel_mixer_names,
@@ -23,7 +24,6 @@ from archsearch.registry import (
     mixer_names,
 )
 from archsearch.space import Part, Value
-from archsearch.spec import Norm
 
 NO_MIXER = "none"
 """In place of a mixer: nothing."""

@@ -117,12 +117,10 @@ def architecture(spec: StudySpec, arch: ArchSpec) -> str:
 def brief(spec: StudySpec, arch: ArchSpec) -> str:
     """As `architecture`, without the layers that are the same in the whole study."""
     searched = _searched(spec)
-    fixed = {slot.options[0].mixer for slot in spec.model.layers if len(slot.options) == 1}
+    settled = spec.model.settled_slots
+    fixed = {slot.options[0].mixer for slot in settled if len(slot.options) == 1}
     fixed -= {mixer for mixer, _ in searched} | {
-        option.mixer
-        for slot in spec.model.layers
-        for option in slot.options
-        if option.parts and slot.is_open
+        option.mixer for slot in settled for option in slot.options if option.parts and slot.is_open
     }
     layers = [_layer(layer, searched) for layer in arch.layers if layer.mixer not in fixed]
     return (" > ".join(layers) + _around(spec, arch)) if layers else architecture(spec, arch)

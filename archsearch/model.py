@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from archsearch.arch import ArchSpec
 from archsearch.errors import PluginError
 from archsearch.mixer import Mixer, State
+from archsearch.model_spec import Norm
 from archsearch.registry import load_mixer
-from archsearch.spec import Norm
 
 HEAD = "head_loss"
 """The kernel family that a population's head calls."""

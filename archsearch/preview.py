@@ -1,13 +1,16 @@
 """What a study would search, and what that costs, before anything is run or written."""
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
-from archsearch.compose import count
+from archsearch.compose import count, walk
 from archsearch.display import axis_title, loss_title, quantity, task_title, written
 from archsearch.gate import gate
-from archsearch.propose.corners import sample
-from archsearch.spec import KNOWN_BEFORE_TRAINING, Option, Slot, StudySpec
+from archsearch.model_spec import Block, Option, Piece, Ratio, Share, Slot
+from archsearch.propose.corners import SMALL, sample
+from archsearch.spec import KNOWN_BEFORE_TRAINING, StudySpec
 from archsearch.units import format_bytes, format_duration
 
 LOOKED_AT = 100
@@ -16,7 +19,7 @@ LOOKED_AT = 100
 
 def preview_values(spec: StudySpec) -> dict[str, Any]:
     """Size of the space, ranges of cost, budget and resources of a study."""
-    by_size = sample(spec)
+    by_size, ways = sample(spec), count(spec.model)
     task = spec.task
     step = max(1, math.ceil(len(by_size) / LOOKED_AT))
     looked = [gate(one.arch, spec) for one in {id(o): o for o in _few(by_size, step)}.values()]
@@ -25,7 +28,8 @@ def preview_values(spec: StudySpec) -> dict[str, Any]:
         "study": spec.study,
         "identity": spec.identity,
         "space": {
-            "ways_to_choose": count(spec.model),
+            "ways_to_choose": ways,
+            "architectures": sum(1 for _ in walk(spec.model)) if ways <= SMALL else None,
             "looked_at": len(looked),
             "within_limits": len(allowed),
         },
@@ -66,7 +70,7 @@ def preview_text(spec: StudySpec) -> str:
     rows = [
         ("study", f"{spec.study} (identity {spec.identity})"),
         ("layers", _layers(spec)),
-        ("space", f"{space['ways_to_choose']:,} ways to choose an architecture"),
+        ("space", _size(space)),
         ("limits", "; ".join([*limits, _share(space)]) if limits else ""),
         *((quantity(name).label, _range(name, ends)) for name, ends in values["costs"].items()),
         ("objectives", "; ".join(axes)),
@@ -87,6 +91,12 @@ def preview_text(spec: StudySpec) -> str:
     return "\n".join(f"{name:<17} {text}" for name, text in rows if text)
 
 
+def _size(space: dict[str, int | None]) -> str:
+    ways, distinct = space["ways_to_choose"], space["architectures"]
+    said = f"{ways:,} ways to choose an architecture"
+    return said if distinct in (None, ways) else f"{said}, {distinct:,} of them distinct"
+
+
 def _share(space: dict[str, int]) -> str:
     return f"{space['within_limits']} of {space['looked_at']} architectures looked at are within"
 
@@ -97,11 +107,36 @@ def _range(name: str, ends: list[float]) -> str:
 
 
 def _layers(spec: StudySpec) -> str:
-    block = " > ".join(_slot(slot) for slot in spec.model.layers)
-    repeat = spec.model.repeat
-    if repeat == (1,):
-        return block
-    return f"({block}) x {' or '.join(map(str, repeat))}"
+    return _times(_stack(spec.model.layers), spec.model.repeat)
+
+
+def _stack(pieces: Sequence[Piece]) -> str:
+    return " > ".join(map(_piece, pieces))
+
+
+def _piece(piece: Piece) -> str:
+    if isinstance(piece, Block):
+        return _times(_stack(piece.layers), piece.repeat)
+    if isinstance(piece, Ratio):
+        shares = [f"{_shares(part)} {_slot(part.layer)}" for part in piece.mix]
+        mixed = f"{_slot(piece.rest)} with {' and '.join(shares)}"
+        return f"({mixed}) x {_either(piece.of)}"
+    return _slot(piece)
+
+
+def _times(stack: str, repeat: tuple[int, ...]) -> str:
+    return stack if repeat == (1,) else f"({stack}) x {_either(repeat)}"
+
+
+def _shares(part: Share) -> str:
+    places = f" {_either(part.place)}" if set(part.share) - {0, 1} else ""
+    return _either([Fraction(share).limit_denominator(10_000) for share in part.share]) + places
+
+
+def _either(values: Sequence[object]) -> str:
+    """Write `1`, `1 or 2`, `1, 2 or 4`."""
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _slot(slot: Slot) -> str:

@@ -10,12 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from archsearch.space import Value
-
-Norm = Literal["layernorm", "rmsnorm"]
-"""What stands before every mixer and at the end of a model."""
+from archsearch.model_spec import Frozen, ModelSpec
 
 Prompt = Literal["plain", "twice", "question_first"]
 """What comes before the queries: the context, the context twice, or the question and it."""
@@ -25,82 +22,7 @@ Execution = Literal["eager", "captured", "compiled"]
 """How steps are launched: one kernel after the other, from a CUDA graph, or compiled as well."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @property
-    def canonical_json(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-
-
-class Option(_Frozen):
-    """One alternative of a slot: a mixer and the candidates of each searched or narrowed field.
-
-    Fields that are not listed keep their defaults. One candidate means fixed. A mixer that is made
-    of mixers has a slot for each of its `parts`.
-    """
-
-    mixer: str
-    fields: dict[str, tuple[Value, ...]] = {}
-    parts: tuple["Slot", ...] = Field(default=(), exclude_if=lambda parts: not parts)
-
-
-class Slot(_Frozen):
-    """One place in the order of depth, or one part of a mixer.
-
-    More than one option means that the mixer is searched.
-    """
-
-    options: tuple[Option, ...]
-
-    @property
-    def nested(self) -> tuple["Slot", ...]:
-        """The slot itself, then those of the parts of its options."""
-        parts = (part for option in self.options for part in option.parts)
-        return (self, *parts)
-
-    @property
-    def is_open(self) -> bool:
-        """True if there is anything to choose here."""
-        return any(
-            len(slot.options) > 1
-            or any(len(values) > 1 for values in slot.options[0].fields.values())
-            for slot in self.nested
-        )
-
-
-Option.model_rebuild()
-
-
-class ChannelOption(_Frozen):
-    """One alternative for the channel mixer, with the candidates of its inner ratio."""
-
-    kind: str = "none"
-    ratio: tuple[float, ...] = ()
-
-
-class ModelSpec(_Frozen):
-    """The space of architectures: width, slots, how often the block of slots repeats, MLP."""
-
-    width: tuple[int, ...]
-    layers: tuple[Slot, ...]
-    repeat: tuple[int, ...] = (1,)
-    channel_mixer: tuple[ChannelOption, ...] = (ChannelOption(),)
-    norm: Norm = Field(default="layernorm", exclude_if=lambda norm: norm == "layernorm")
-    tied_head: bool = Field(default=True, exclude_if=lambda tied: tied)
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """All slots: each layer, followed by the parts that it may have."""
-        return tuple(slot for layer in self.layers for slot in layer.nested)
-
-    @property
-    def options(self) -> tuple[Option, ...]:
-        """All options of all slots."""
-        return tuple(option for slot in self.slots for option in slot.options)
-
-
-class Segment(_Frozen):
+class Segment(Frozen):
     """`examples` sequences of `length` tokens holding `pairs` key-value pairs.
 
     `length` is that of the plain prompt; another prompt puts tokens before it.
@@ -116,7 +38,7 @@ class Segment(_Frozen):
         return f"L{self.length}K{self.pairs}"
 
 
-class MqarSpec(_Frozen):
+class MqarSpec(Frozen):
     """Multi-query associative recall. The selection and the report split use the same segments
     and different examples."""
 
@@ -145,7 +67,7 @@ class MqarSpec(_Frozen):
         return self.length_of(segment) - segment.length + 2 * segment.pairs
 
 
-class JustReadTwice(_Frozen):
+class JustReadTwice(Frozen):
     """Next-token loss behind a prefix and masked-token loss in it; see `just_read_twice`.
 
     `prefix` is in tokens; if it is None, it is what a sequence shows before its queries.
@@ -156,7 +78,7 @@ class JustReadTwice(_Frozen):
     prefix: int | None = None
 
 
-class TrainSpec(_Frozen):
+class TrainSpec(Frozen):
     """How one population is trained. Part of the key of every evaluation."""
 
     learning_rates: tuple[float, ...]
@@ -218,7 +140,7 @@ MEASURED_AFTER_TRAINING = frozenset(PLACED) - frozenset(KNOWN_BEFORE_TRAINING)
 """Metrics that cost a trial."""
 
 
-class Objective(_Frozen):
+class Objective(Frozen):
     """One axis of the front. `context` (tokens) and `batch` say where it is measured."""
 
     metric: Metric
@@ -229,7 +151,7 @@ class Objective(_Frozen):
     """Worst value that still counts for the hypervolume; derived if not given."""
 
 
-class Limit(_Frozen):
+class Limit(Frozen):
     """An upper bound; an architecture above it is infeasible. `context` as in Objective."""
 
     metric: Metric
@@ -242,7 +164,7 @@ CORNERS = ("smallest", "middle", "largest")
 """Places of the space, by state bytes, that a search can begin with."""
 
 
-class EarlyStopping(_Frozen):
+class EarlyStopping(Frozen):
     """Which trials are stopped before their training ends; see `stopping`."""
 
     reduction: float = Field(default=3.0, gt=1)
@@ -251,7 +173,7 @@ class EarlyStopping(_Frozen):
     """Share of the training before which no trial is stopped."""
 
 
-class SearchSpec(_Frozen):
+class SearchSpec(Frozen):
     """How the space is searched. `trials` counts distinct architectures that were evaluated."""
 
     sampler: Literal["auto", "tpe", "gp", "nsga2", "random"] = "auto"
@@ -267,7 +189,7 @@ class SearchSpec(_Frozen):
     """None: every trial trains to its end."""
 
 
-class ResourcesSpec(_Frozen):
+class ResourcesSpec(Frozen):
     """What one trial asks of Ray, and how many run at once (None: as many as fit)."""
 
     gpus: float = 0.0
@@ -285,7 +207,7 @@ class ResourcesSpec(_Frozen):
         return self.gpus or float(self.cpus)
 
 
-class TrackingSpec(_Frozen):
+class TrackingSpec(Frozen):
     """Where results go: SQLAlchemy URL, MLflow tracking URI, folder of trained weights."""
 
     storage: str = "sqlite:///archsearch.db"
@@ -300,7 +222,7 @@ _FIXED = ("seed", "model", "task", "train", "objectives", "limits")
 _FIXED_OF_SEARCH = ("sampler", "warm_start", "early_stopping")
 
 
-class StudySpec(_Frozen):
+class StudySpec(Frozen):
     """A whole study."""
 
     study: str

@@ -27,9 +27,10 @@ os.environ["PYTHONPATH"] = str(TESTS)  # workers import the pretended trials fro
 from stub_trials import FUNCTION, changed, stub_study  # noqa: E402
 
 from archsearch.coordinator import run_study  # noqa: E402
+from archsearch.model_spec import ModelSpec, Option, Slot  # noqa: E402
 from archsearch.profile import device_model  # noqa: E402
 from archsearch.snapshot import Snapshot  # noqa: E402
-from archsearch.spec import ModelSpec, Option, Slot, StudySpec  # noqa: E402
+from archsearch.spec import StudySpec  # noqa: E402
 
 TARGET_S = 0.5
 

@@ -18,16 +18,14 @@ from archsearch.compose import draw
 from archsearch.cost import state_bytes
 from archsearch.errors import FailureClass
 from archsearch.messages import Evaluation, LatencyPoint, MemberResult, Profile, Rung
+from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.records import StudyRecord, TrialRecord, TrialState
 from archsearch.spec import (
     Limit,
-    ModelSpec,
     MqarSpec,
     Objective,
-    Option,
     SearchSpec,
     Segment,
-    Slot,
     StudySpec,
     TrackingSpec,
     TrainSpec,

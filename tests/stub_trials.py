@@ -31,16 +31,14 @@ from archsearch.messages import (
     Started,
     TrialRequest,
 )
+from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.spec import (
     Limit,
-    ModelSpec,
     MqarSpec,
     Objective,
-    Option,
     ResourcesSpec,
     SearchSpec,
     Segment,
-    Slot,
     StudySpec,
     TrackingSpec,
     TrainSpec,

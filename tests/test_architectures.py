@@ -12,8 +12,8 @@ from archsearch.catalogue import CONTEXTS, architecture_values
 from archsearch.cli import app
 from archsearch.cost import parameters
 from archsearch.errors import SpecError, UsageError
+from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.propose.corners import warm_start
-from archsearch.spec import ModelSpec, Option, Slot
 from archsearch.study_file import load_study
 
 

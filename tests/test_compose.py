@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose, count, draw, walk
+from archsearch.model_spec import ChannelOption, ModelSpec, Option, Slot
 from archsearch.space import Value
-from archsearch.spec import ChannelOption, ModelSpec, Option, Slot
 
 FIELDS: dict[str, dict[str, tuple[Value, ...]]] = {
     "attention": {"heads": (1, 2, 4), "rope": (False, True)},

@@ -20,9 +20,9 @@ LAYERS: dict[str, int] = {
     for layer, modules in enumerate(
         [
             "errors pareto units space snapshot",
-            "mixer spec yaml_file",
-            "registry stopping",
-            "arch mqar optimiser recipes",
+            "mixer model_spec yaml_file",
+            "registry spec",
+            "arch mqar optimiser recipes stopping",
             "messages execution feed compose display testing kernel_check",
             "records model architectures",
             "cost front store cluster just_read_twice",

@@ -22,6 +22,7 @@ from archsearch.coordinator.nexts import STUCK_LARGE, Nexts
 from archsearch.cost import state_bytes
 from archsearch.errors import ServiceError, StudyRefusedError
 from archsearch.gate import gate
+from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.propose.corners import (
     SMALL,
     largest,
@@ -34,7 +35,7 @@ from archsearch.propose.sampler import Proposal, Proposer, distribution_of, reso
 from archsearch.propose.told import Told
 from archsearch.records import TrialState
 from archsearch.registry import load_mixer
-from archsearch.spec import Limit, ModelSpec, Objective, Option, Slot, StudySpec
+from archsearch.spec import Limit, Objective, StudySpec
 from archsearch.store.database import engine_options
 
 HERE = Path("unused")

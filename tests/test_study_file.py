@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from archsearch.errors import SpecError
+from archsearch.model_spec import ChannelOption
 from archsearch.recipes import RECIPES
 from archsearch.registry import default_parts, mixer_fields, mixer_names
-from archsearch.spec import ChannelOption, JustReadTwice, Limit, Metric, Objective, StudySpec
+from archsearch.spec import JustReadTwice, Limit, Metric, Objective, StudySpec
 from archsearch.study_file import load_study, study_schema
 from archsearch.yaml_file import read_yaml
 

@@ -1,45 +1,78 @@
 """The architecture of a study's space that is nearest to a published one, to begin a search with.
 
-A slot takes, of the mixers it offers, the one whose layer in the published layout stands nearest
-at the same relative depth; a slot that offers none of them stays empty if it may, or takes its
-first mixer. Everything else takes the candidate nearest to the published value, and the block of
-slots stands once if it may. Knows nothing of samplers.
+A layer takes, of the mixers it offers, the one whose layer in the published layout stands nearest
+at the same relative depth; a layer that offers none of them stays empty if it may, or takes its
+first mixer. A share takes the candidate nearest to what the published layout has of its mixers, and
+stands where they do. Everything else takes the candidate nearest to the published value, and
+whatever is repeated stands once if it may. Knows nothing of samplers.
 """
 
+from collections.abc import Sequence
+
 from archsearch.arch import NO_MIXER, ArchSpec, LayerSpec
-from archsearch.compose import Assignment, compose
+from archsearch.compose import Assignment, Question, answer
+from archsearch.model_spec import ModelSpec
 from archsearch.space import Value
-from archsearch.spec import ModelSpec
 
 
 def project(model: ModelSpec, published: ArchSpec) -> Assignment:
     """Return the projection of a published architecture into a space of architectures."""
     params: dict[str, Value] = {}
 
-    def choose(name: str, candidates: tuple[Value, ...]) -> Value:
-        params[name] = _choice(name, candidates, len(model.layers), published)
-        return params[name]
+    def reply(question: Question) -> Value:
+        params[question.name] = _reply(question, published)
+        return params[question.name]
 
-    return Assignment(compose(model, choose), params)
+    return Assignment(answer(model, reply), params)
 
 
-def _choice(name: str, candidates: tuple[Value, ...], slots: int, published: ArchSpec) -> Value:
-    """Answer one of the questions of `compose`; what it asks is in its module."""
-    place, *rest = name.split(".")
-    channel = published.channel_mixer
-    if place in ("width", "repeat"):
-        return _nearest(published.width if place == "width" else 1, candidates)
-    if place == "channel_mixer":
-        return _nearest(channel.ratio if rest else channel.kind, candidates)
-    depth = (int(place.removeprefix("layer")) + 0.5) / slots
-    *within, last = rest  # within parts: the mixer made of them, `part0`, ...
-    if len(within) % 2 == 0:
-        twin = _twin(depth, candidates, published)
+def _reply(question: Question, published: ArchSpec) -> Value:
+    candidates, channel = question.candidates, published.channel_mixer
+    plain: dict[str, Value] = {
+        "width": published.width,
+        "repeat": 1,
+        "of": len(published.layers),
+        "channel_mixer": channel.kind,
+        "channel_ratio": channel.ratio,
+    }
+    if question.topic in plain:
+        return _nearest(plain[question.topic], candidates)
+    if question.topic == "share":
+        number = len(_depths(question.mixers, published))
+        return _nearest(number / max(1, len(published.layers)), candidates)
+    if question.topic == "place":
+        return _nearest_place(question, published)
+    if question.topic == "mixer":
+        twin = _twin(question.depth, candidates, published)
         if twin is not None:
             return twin.mixer
         return NO_MIXER if NO_MIXER in candidates else candidates[0]
-    twin = _twin(depth, (within[-1],), published)
-    return candidates[0] if twin is None else _nearest(twin.fields.get(last), candidates)
+    twin = _twin(question.depth, question.mixers, published)
+    return candidates[0] if twin is None else _nearest(twin.fields.get(question.field), candidates)
+
+
+def _depths(mixers: Sequence[Value], published: ArchSpec) -> list[float]:
+    """Relative depths of the published layers that are, or have a part of, one of these mixers."""
+    return [
+        (i + 0.5) / len(published.layers)
+        for i, layer in enumerate(published.layers)
+        if any(one.mixer in mixers for one in layer.nested)
+    ]
+
+
+def _nearest_place(question: Question, published: ArchSpec) -> Value:
+    """The place whose layers are nearest to the published ones, and those to them."""
+    theirs = _depths(question.mixers, published)
+    if not theirs:
+        return question.candidates[0]
+
+    def distance(ours: Sequence[float]) -> float:
+        there = sum(min(abs(one - other) for other in theirs) for one in ours) / len(ours)
+        back = sum(min(abs(one - other) for other in ours) for one in theirs) / len(theirs)
+        return there + back
+
+    places = zip(question.candidates, question.places, strict=True)
+    return min(places, key=lambda place: distance(place[1]))[0]
 
 
 def _twin(depth: float, mixers: tuple[Value, ...], published: ArchSpec) -> LayerSpec | None:

@@ -15,8 +15,9 @@ from archsearch.compose import Assignment, compose, count, draw, walk
 from archsearch.cost import compute_dtype, known_metric, state_bytes
 from archsearch.errors import FOREIGN_FAULTS
 from archsearch.gate import is_excluded
+from archsearch.model_spec import ModelSpec
 from archsearch.space import Value
-from archsearch.spec import CORNERS, MEASURED_AFTER_TRAINING, ModelSpec, StudySpec
+from archsearch.spec import CORNERS, MEASURED_AFTER_TRAINING, StudySpec
 
 SMALL = 10_000
 """Ways to choose up to which a space is walked through."""

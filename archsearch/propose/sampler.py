@@ -21,9 +21,10 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose
+from archsearch.model_spec import ModelSpec, Slot
 from archsearch.propose.told import Told, tell
 from archsearch.space import Value
-from archsearch.spec import ModelSpec, StudySpec
+from archsearch.spec import StudySpec
 
 _NAME = "proposals"
 _MANY_TRIALS = 1000
@@ -57,6 +58,8 @@ def resolve_sampler(spec: StudySpec) -> dict[str, Any]:
 def _is_plain(model: ModelSpec) -> bool:
     """True if no choice depends on another, and at least half are evenly spaced integers."""
     if any(len(slot.options) > 1 for slot in model.slots) or len(model.channel_mixer) > 1:
+        return False
+    if any(not isinstance(piece, Slot) for piece in model.layers):
         return False
     asked: list[tuple[Value, ...]] = [model.width, model.repeat]
     asked += [values for option in model.options for values in option.fields.values()]

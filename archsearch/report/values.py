@@ -28,8 +28,9 @@ from archsearch.errors import FOREIGN_FAULTS
 from archsearch.front import hypervolume_of, ranked
 from archsearch.messages import Evaluation
 from archsearch.mixer import state_bytes
+from archsearch.model_spec import Slot
 from archsearch.records import StudyRecord, TrialRecord, TrialState, losses
-from archsearch.spec import Slot, StudySpec
+from archsearch.spec import StudySpec
 from archsearch.units import format_duration
 
 Json = dict[str, Any]
@@ -44,7 +45,12 @@ SHAPES = ("circle", "square", "triangle", "diamond", "down", "plus", "star", "he
 def families(spec: StudySpec) -> list[str]:
     """Every mixer a study can use, in the order the study file names them; searched ones first."""
     found: dict[str, None] = {}
-    for slot in sorted(spec.model.layers, key=lambda slot: len(_slot_families(slot)) == 1):
+    settled = spec.model.settled_slots
+    in_order = sorted(
+        spec.model.layer_slots,
+        key=lambda slot: slot in settled and len(_slot_families(slot)) == 1,
+    )
+    for slot in in_order:
         found.update(dict.fromkeys(_slot_families(slot)))
     found.pop(NO_MIXER, None)
     return list(found)
@@ -83,7 +89,7 @@ def styles(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, tuple[st
 
 def family(spec: StudySpec, arch: ArchSpec) -> str:
     """Name the mixer that says most about an architecture (see the module's first lines)."""
-    kinds = [_slot_families(slot) for slot in spec.model.layers]
+    kinds = [_slot_families(slot) for slot in spec.model.settled_slots]
     fixed = {names[0] for names in kinds if len(names) == 1}
     layers = [one for one in arch.layers if layer_family(one) not in fixed] or list(arch.layers)
     sizes = [_state_of(spec, arch.width, layer) for layer in layers]

@@ -13,6 +13,7 @@ from typing import get_args
 
 from archsearch.arch import NO_MIXER, ChannelSpec
 from archsearch.errors import FOREIGN_FAULTS, InfeasibleError, PluginError, nearest
+from archsearch.model_spec import ChannelOption, ModelSpec, Norm, Option, Slot
 from archsearch.registry import (
     canonical,
     channel_mixer_names,
@@ -22,7 +23,6 @@ from archsearch.registry import (
     mixer_names,
 )
 from archsearch.space import Field, Part, Parts, Value
-from archsearch.spec import ChannelOption, ModelSpec, Norm, Option, Slot
 from archsearch.study_file.fields import candidates
 from archsearch.study_file.grammar import (
     NONE,
@@ -288,7 +288,7 @@ def read_model(cursor: Cursor) -> ModelSpec:
         except InfeasibleError as error:
             cursor.refuse(str(error), "channel_mixer")
             complete = False
-    for index, slot in enumerate(model.layers):
+    for index, slot in enumerate(model.layer_slots):
         reason = _excluded(model.width, slot)
         if reason:
             cursor.refuse(f"no choice of this layer can be built: {reason}", "layers", index)

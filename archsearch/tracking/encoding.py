@@ -13,9 +13,10 @@ from archsearch.arch import NO_MIXER, ArchSpec, LayerSpec
 from archsearch.display import architecture, shown_metrics, written
 from archsearch.errors import PluginError
 from archsearch.messages import Evaluation, Profile
+from archsearch.model_spec import Option, Slot
 from archsearch.records import StudyRecord, TrialRecord, TrialState
 from archsearch.registry import mixer_fields
-from archsearch.spec import Option, StudySpec
+from archsearch.spec import StudySpec
 
 ABSENT = "none"
 """Value of a text parameter that an architecture does not have; a number is 0 then."""
@@ -69,9 +70,10 @@ def _given_fields(layer: LayerSpec) -> dict[str, str]:
 
 
 def _options(spec: StudySpec, depth: int) -> list[Option]:
-    """What can stand at a depth: the slot's options, or any slot's if layers may be left out."""
-    slots = spec.model.layers
-    movable = any(option.mixer == NO_MIXER for slot in slots for option in slot.options)
+    """What can stand at a depth: the slot's options, or any slot's if layers may move."""
+    slots = spec.model.layer_slots
+    movable = any(not isinstance(piece, Slot) for piece in spec.model.layers)
+    movable |= any(option.mixer == NO_MIXER for slot in slots for option in slot.options)
     at = slots if movable else (slots[depth % len(slots)],)
     return [option for slot in at for option in slot.options if option.mixer != NO_MIXER]
 
@@ -85,7 +87,7 @@ def parameters_of(spec: StudySpec, arch: ArchSpec) -> dict[str, str]:
         "channel_mixer": arch.channel_mixer.kind,
         "channel_ratio": f"{arch.channel_mixer.ratio:g}",
     }
-    deepest = max(len(spec.model.layers) * max(spec.model.repeat), len(arch.layers))
+    deepest = max(spec.model.deepest, len(arch.layers))
     for depth in range(deepest):
         layer = arch.layers[depth] if depth < len(arch.layers) else None
         found[f"layer{depth}.mixer"] = layer.label if layer else ABSENT

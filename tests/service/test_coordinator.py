@@ -14,8 +14,9 @@ from archsearch.errors import ServiceError, StudyRefusedError
 from archsearch.front import hypervolume_of
 from archsearch.gate import gate
 from archsearch.messages import PluginFile
+from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.records import TrialState
-from archsearch.spec import Limit, ModelSpec, Option, Slot, StudySpec
+from archsearch.spec import Limit, StudySpec
 from archsearch.store import Store
 
 pytestmark = pytest.mark.usefixtures("ray_here")
