@@ -122,7 +122,10 @@ class Mixer(nn.Module):
     def init_state(
         self, batch: int, context_len: int, dtype: torch.dtype, device: torch.device | str
     ) -> State:
-        """Return the empty state: zeros of exactly what `state_spec` declares."""
+        """Return the empty state: exactly what `state_spec` declares, in zeros.
+
+        A mixer may fill a tensor with what follows from its parameters alone, such as a filter.
+        """
         return {
             part.name: torch.zeros(batch, *part.shape, dtype=part.dtype, device=device)
             for part in self.config.state_spec(context_len, dtype)

@@ -179,9 +179,18 @@ def canonical(
     name: str, values: Mapping[str, Value], parts: Parts
 ) -> tuple[dict[str, Value], Parts]:
     """Every field of a mixer and all its parts, defaults filled in, written in the one way."""
-    filled = {key: field.default for key, field in mixer_fields(name).items()} | dict(values)
+    defaults = {key: field.default for key, field in mixer_fields(name).items()}
+    filled = defaults | _named(name, values)
     fields, ordered = load_mixer(name).Config.canonical(filled, parts or default_parts(name))
     return dict(sorted(fields.items())), ordered
+
+
+def _named(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Values of fields without aliases."""
+    fields = mixer_fields(name)
+    return {
+        key: fields[key].named(value) if key in fields else value for key, value in values.items()
+    }
 
 
 def make_config(
@@ -204,6 +213,6 @@ def make_config(
     if parts and not default_parts(name):
         raise PluginError(f"mixer '{name}' is not made of mixers, so it has no parts")
     try:
-        return load_mixer(name).Config(d_model=d_model, parts=parts, **values)
+        return load_mixer(name).Config(d_model=d_model, parts=parts, **_named(name, values))
     except ValueError as error:
         raise InfeasibleError(f"mixer '{name}': {error}") from error

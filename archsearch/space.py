@@ -7,6 +7,7 @@ space recognised. Knows nothing of Optuna or YAML.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 Value = bool | int | float | str
@@ -25,14 +26,21 @@ Parts = tuple[Part, ...]
 
 @dataclass(frozen=True, init=False)
 class Choice:
-    """An explicit list of values: `Annotated[int, Choice(1, 2, 4)]`."""
+    """An explicit list of values: `Annotated[int, Choice(1, 2, 4)]`.
+
+    `aliases` are other names of values: read as the values they stand for, and never searched.
+    """
 
     values: tuple[Value, ...]
+    aliases: Mapping[str, str] = dataclasses.field(hash=False)
 
-    def __init__(self, *values: Value) -> None:
+    def __init__(self, *values: Value, aliases: Mapping[str, str] = MappingProxyType({})) -> None:
         if not values:
             raise ValueError("Choice needs at least one value")
+        if not set(aliases.values()) <= set(values):
+            raise ValueError(f"aliases stand for {set(aliases.values())}; the values are {values}")
         object.__setattr__(self, "values", values)
+        object.__setattr__(self, "aliases", aliases)
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,12 @@ class Field:
     def candidates(self) -> tuple[Value, ...]:
         """What a search tries when the study does not narrow it."""
         return (self.default,) if self.domain is None else self.domain.values
+
+    def named(self, value: Value) -> Value:
+        """The value that an alias stands for; any other value as it is."""
+        if isinstance(self.domain, Choice) and isinstance(value, str):
+            return self.domain.aliases.get(value, value)
+        return value
 
 
 def fields_of(config: type) -> Mapping[str, Field]:

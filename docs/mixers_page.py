@@ -17,7 +17,14 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from archsearch.mixer import Mixer, state_bytes
-from archsearch.registry import BUILTIN_PACKAGE, load_mixer, make_config, mixer_fields, mixer_names
+from archsearch.registry import (
+    BUILTIN_PACKAGE,
+    default_parts,
+    load_mixer,
+    make_config,
+    mixer_fields,
+    mixer_names,
+)
 from archsearch.space import Field, Range
 
 PAGE = Path(__file__).parent / "mixers.md"
@@ -77,11 +84,20 @@ def _section(name: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+_PARTS = (
+    "two mixers or more, each by name, as `{mixer: {field: value}}` or as `{one_of: [...]}`; "
+    "none has parts itself"
+)
+
+
 def _fields(name: str) -> str:
     rows = [
         f"| `{field.name}` | {_domain(field)} | {field.default} | {field.doc} |"
         for field in mixer_fields(name).values()
     ]
+    if usual := default_parts(name):
+        default = ", ".join(f"`{part.mixer}`" for part in usual)
+        rows.insert(0, f"| `parts` | only if a study lists mixers | {default} | {_PARTS} |")
     return (
         "\n".join(["| field | searched | default | |", "|---|---|---|---|", *rows]) if rows else ""
     )

@@ -19,6 +19,18 @@ def test_defaults_written_out_are_the_same_architecture() -> None:
     assert arch(window=32).arch_hash != arch().arch_hash
 
 
+def test_another_name_of_a_value_is_the_same_architecture() -> None:
+    named, usual = (
+        LayerSpec(mixer="linear_attention", fields={"feature_map": name})
+        for name in ("pos_elu", "elu")
+    )
+    assert named == usual
+    assert (
+        ArchSpec(width=32, layers=(named,)).arch_hash
+        == ArchSpec(width=32, layers=(usual,)).arch_hash
+    )
+
+
 def test_a_changed_copy_has_a_hash_of_its_own() -> None:
     narrow = arch()
     before = (narrow.arch_hash, SPEC.identity, SPEC.train.canonical_json)

@@ -105,6 +105,8 @@ BAD = [
     ("taylor,", "{from: 1, to: 2},", 10, "from-to is for integers"),
     ("heads: 1}", "heads: 1, rope: yes}", 9, "found 'yes'; expected true or false for 'rope'"),
     ("    - base_conv\n", "    - attention: {heads: 3}\n", 6, "can be built", "divide the width"),
+    ("    - base_conv\n", "    - rwkv4: {heads: 3}\n", 6, "unknown key 'heads'; accepted: none"),
+    ("    - base_conv\n", "    - mamba: {dt_rank: 1e30}\n", 6, "an integer of up to 2147483648"),
     ("channel_mixer: none", "channel_mixer: swiglo", 11, "found 'swiglo'", "mean 'swiglu'?"),
     ("channel_mixer: none", "channel_mixer: {swiglu: {ratio: 0}}", 11, "expected a ratio above 0"),
     ("channel_mixer: none", "channel_mixer: {swiglu: {ratio: 0.001}}", 11, "no inner feature"),

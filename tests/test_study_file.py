@@ -145,6 +145,22 @@ def test_a_field_without_a_declared_range_may_be_given_a_list(tmp_path: Path) ->
     assert spec.model.layers[1].options[1].fields["rope"] == (False, True)
 
 
+def test_another_name_of_a_value_is_the_value(tmp_path: Path) -> None:
+    """It is the same architecture, and is not searched beside it."""
+    old, name = (
+        "- linear_attention: {feature_dim: {from: 8, to: 24, step: 8}",
+        "feature_map: pos_elu",
+    )
+    text = change(old, f"- linear_attention: {{{name}, feature_dim: 8")
+    spec = load(tmp_path, text)
+    assert spec.model.layers[1].options[2].fields["feature_map"] == ("elu",)
+    assert spec.identity == load(tmp_path, text.replace("pos_elu", "elu")).identity
+    assert VALIDATOR().is_valid(read_yaml(tmp_path / "study.yaml").data)
+    assert "pos_elu" not in mixer_fields("linear_attention")["feature_map"].candidates
+    with pytest.raises(SpecError, match="'pos_elu' is given twice"):
+        load(tmp_path, text.replace("pos_elu", "[elu, pos_elu]"))
+
+
 SPELLED = """
   mqar:
     vocab_size: 128

@@ -27,7 +27,10 @@ MAX_CANDIDATES = 4096
 _TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
-_ANY_INTEGER: Kind[int] = whole(minimum=-(2**31), maximum=2**31)
+MAX_INTEGER = 2**31
+"""Largest size of an integer that no range is declared for; tensors cannot be larger."""
+
+_ANY_INTEGER: Kind[int] = whole(minimum=-MAX_INTEGER, maximum=MAX_INTEGER)
 _RANGE = section(
     (
         Key("from", _ANY_INTEGER, "First value.", required=True),
@@ -60,7 +63,9 @@ def accepted(field: Field) -> str:
         return f"one of {', '.join(describe_value(value) for value in domain.values)}"
     low, high = bounds(field)
     name = _TYPE_NAMES[field.type]
-    return name if domain is None else f"{name} from {low:g} to {high:g}, the declared range"
+    if domain is None:
+        return f"{name} of up to {MAX_INTEGER}" if field.type is int else name
+    return f"{name} from {low:g} to {high:g}, the declared range"
 
 
 def describe_value(value: Value) -> str:
@@ -69,9 +74,11 @@ def describe_value(value: Value) -> str:
 
 
 def bounds(field: Field) -> tuple[float, float]:
-    """Smallest and largest value of a field of numbers; infinite where nothing is declared."""
+    """Smallest and largest value of a field of numbers, whether declared or not."""
     if isinstance(field.domain, Range):
         return field.domain.low, field.domain.high
+    if field.domain is None and field.type is int:
+        return -MAX_INTEGER, MAX_INTEGER
     if field.domain is None or field.type in (str, bool):
         return -math.inf, math.inf
     numbers = [float(value) for value in field.domain.values]
@@ -79,7 +86,7 @@ def bounds(field: Field) -> tuple[float, float]:
 
 
 def _value(cursor: Cursor, field: Field) -> Value:
-    value = _typed(cursor, field)
+    value = field.named(_typed(cursor, field))
     low, high = bounds(field)
     outside = not isinstance(value, str) and not low <= value <= high
     names = field.domain.values if isinstance(field.domain, Choice) else ()
@@ -136,8 +143,8 @@ def field_schema(field: Field) -> Schema:
     one: Schema = {"type": _JSON_TYPES[field.type]}
     domain = field.domain
     if isinstance(domain, Choice) and field.type in (str, bool):
-        one = {"enum": list(domain.values)}
-    elif domain is not None:
+        one = {"enum": [*domain.values, *domain.aliases]}
+    elif domain is not None or field.type is int:
         low, high = bounds(field)
         one |= {"minimum": low, "maximum": high}
     forms = [one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}]

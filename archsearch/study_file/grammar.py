@@ -331,7 +331,8 @@ def _read_section(cursor: Cursor, keys: Sequence[Key], accepts: str) -> dict[str
 def check_keys(cursor: Cursor, given: Iterable[str], accepted: Sequence[str]) -> bool:
     """Note every unknown key; True if there is none."""
     unknown = [name for name in given if name not in accepted]
+    names = ", ".join(accepted) or NONE
     for name in unknown:
-        said = f"unknown key '{name}'; accepted: {', '.join(accepted)}{nearest(name, accepted)}"
+        said = f"unknown key '{name}'; accepted: {names}{nearest(name, accepted)}"
         cursor.refuse(said, name, at_key=True)
     return not unknown

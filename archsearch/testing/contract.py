@@ -22,12 +22,15 @@ from archsearch.errors import InfeasibleError
 from archsearch.mixer import Mixer, State
 from archsearch.registry import load_mixer, make_config, mixer_fields
 from archsearch.space import Parts, Value
-from archsearch.testing.flops import FlopCount, count_flops
+from archsearch.testing.flops import decoding_flops
 from archsearch.testing.measure import forward, gradients, rms, rounding_changes, tensors_of
 
 BATCH = 3
 LENGTHS = (1, 7, 33)
 """Tokens of the sequences tried: one, fewer than any block, and one more than a power of two."""
+
+LONG = 300
+"""Tokens of one sequence tried alone: more than one chunk of any kernel of ours."""
 
 REORDERED = 16.0
 """Roundings that two orders of the same fp32 sum may differ by: about 30 terms, all one way."""
@@ -91,6 +94,20 @@ class MixerContract:
             self._expect(y_BTD.dtype == torch.float64, f"fp64 in, {y_BTD.dtype} out of {what}")
             self._expect_within(y_BTD, whole, EXACT * rms(whole), f"fp64, {what}")
 
+    def test_fp64_is_exact_across_chunks(self) -> None:
+        """The same for a sequence that chunked kernels cut, and whose segments they need not."""
+        module = self._build().double()
+        x_1TD = _inputs(LONG, self.width).double()[:1]
+        first = max(module.config.prefix_len, LONG * 2 // 3)
+        states = (module.init_state(1, LONG, torch.float64, "cpu") for _ in range(2))
+        with torch.no_grad():
+            whole, _ = module.mix(x_1TD, next(states))
+            before, state = module.mix(x_1TD[:, :first], next(states))
+            parts = [before, module.mix(x_1TD[:, first:], state)[0]] if first < LONG else [before]
+            runs = {"segments": torch.cat(parts, 1), "forward": module(x_1TD)}
+        for what, y_1TD in runs.items():
+            self._expect_within(y_1TD, whole, EXACT * rms(whole), f"fp64, {LONG} tokens, {what}")
+
     def test_forward_equals_mix_from_the_empty_state(self) -> None:
         module = self._build()
         for length in LENGTHS:
@@ -112,7 +129,8 @@ class MixerContract:
         for name, run in passes.items():
             before = run(x_BTD)
             together = module.config.prefix_len if name == "forward" else 0
-            for t in sorted({max(together, t) for t in (1, length // 2, length - 1)} - {length}):
+            changed_at = {max(together, t) for t in (1, length // 2, length - 1)}
+            for t in sorted(t for t in changed_at if t < length):
                 changed = x_BTD.clone()
                 changed[:, t] += 10.0
                 after = run(changed)
@@ -215,40 +233,19 @@ class MixerContract:
             ) from error
 
     def test_flops_are_close_to_a_count(self) -> None:
-        """Declared FLOPs, and their growth with the context, lie between the matrix products of a
-        step and all its arithmetic.
-
-        Counted at the reference backend, one step at every length of context, so that a cache is
-        read exactly as far as it is filled.
-        """
+        """Declared FLOPs, and their growth with the context, lie between the matrix products of
+        decoding and all its arithmetic, both at the reference backend."""
         module = self._build(reference=True)
         _, few, many = LENGTHS
-        counts: list[FlopCount] = []
-        for length in range(1, many + 1):
-            state = module.init_state(1, length, torch.float32, "cpu")
-            counts.append(count_flops(module.step, torch.zeros(1, self.width), state))
-
-        products = [count.products for count in counts]
-        everything = [count.everything for count in counts]
-
-        def mean(numbers: list[int], context: int = many) -> float:
-            return sum(numbers[:context]) / context
-
-        def growth(numbers: list[int]) -> float:
-            return mean(numbers) - mean(numbers, few)
-
+        long, short = (decoding_flops(module, length) for length in (many, few))
+        grown = [after - before for before, after in zip(short, long, strict=True)]
         flops = module.config.flops
-        grown = flops(many) - flops(few)
-        for what, declared, low, high in (
-            (f"flops({many}) declares", flops(many), mean(products), mean(everything)),
-            (
-                f"from {few} to {many} tokens flops grows by",
-                grown,
-                growth(products),
-                growth(everything),
-            ),
+        for what, declared, counted in (
+            (f"flops({many}) declares", flops(many), long),
+            (f"from {few} to {many} tokens flops grows by", flops(many) - flops(few), grown),
         ):
-            low, high = (1 - FLOPS_SLACK) * low - 1, (1 + FLOPS_SLACK) * high + 1
+            low, high = sorted(counted)
+            low, high = low - FLOPS_SLACK * abs(low) - 1, high + FLOPS_SLACK * abs(high) + 1
             self._expect(
                 low <= declared <= high,
                 f"{what} {declared} a token; counted: {low:.0f} to {high:.0f}",

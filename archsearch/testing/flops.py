@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from archsearch.mixer import Mixer, State
+
 _MOVES = frozenset(
     ("scatter", "scatter_", "gather", "index", "copy_", "clone", "_to_copy", "cat", "stack")
 )
@@ -34,6 +36,28 @@ def count_flops(call: Callable[..., object], *arguments: object) -> FlopCount:
         call(*arguments)
     total = products.get_total_flops()
     return FlopCount(total, total + arithmetic.numbers)
+
+
+def decoding_flops(module: Mixer, length: int) -> tuple[float, float]:
+    """FLOPs per token of a sequence: of matrix products, and of those with all other arithmetic.
+
+    What the mixer reads together is counted in one call, and every token behind it in a step at its
+    own length of context, so that a cache is read exactly as far as it is filled.
+    """
+
+    def empty(context: int) -> State:
+        return module.init_state(1, context, torch.float32, "cpu")
+
+    width = module.config.d_model
+    together, counts = min(module.config.prefix_len, length), []
+    if together:
+        counts.append(count_flops(module.mix, torch.zeros(1, together, width), empty(length)))
+    for context in range(together + 1, length + 1):
+        counts.append(count_flops(module.step, torch.zeros(1, width), empty(context)))
+    products, everything = (
+        sum(numbers) for numbers in zip(*((c.products, c.everything) for c in counts), strict=True)
+    )
+    return products / length, everything / length
 
 
 class _Arithmetic(TorchDispatchMode):

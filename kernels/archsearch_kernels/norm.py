@@ -19,7 +19,7 @@ def unit(x_K: Tensor) -> Tensor:
     return (wide * torch.rsqrt(length + EPSILON)).to(x_K.dtype)
 
 
-def rms_norm(x_K: Tensor, weight_K: Tensor) -> Tensor:
+def rms_norm(x_K: Tensor, weight_K: Tensor | float = 1.0) -> Tensor:
     """Scale to root mean square 1, then by a weight."""
     y_K: Tensor = unit(x_K) * (weight_K * x_K.shape[-1] ** 0.5)
     return y_K

@@ -63,6 +63,7 @@ from archsearch_kernels.added_loss import add_loss
 from archsearch_kernels.chunk_routed import Rules, chunk_routed
 from archsearch_kernels.chunk_routed.cache import slots_of, write, write_one
 from archsearch_kernels.chunk_routed.routing import Past, Routes, decide, most_kept
+from archsearch_kernels.norm import rms_norm, unit
 from archsearch_kernels.precision import accumulator
 from archsearch_kernels.rotary import rotate
 from archsearch_kernels.short_conv import short_conv
@@ -77,8 +78,8 @@ INITIAL_DECAY = 1e-3
 CONV_NOISE = 0.1
 """Taps start within this of passing the current token on; random taps mix keys with neighbours."""
 
-NORM_EPSILON = 1e-6
-"""Added to sums of squares."""
+SAMPLES = 10_000
+"""Most tokens of a context over which FLOPs are averaged."""
 
 NAMED = {
     "linear": ("gated_delta", "mamba2"),
@@ -110,7 +111,7 @@ class ChunkRouted(Mixer):
     class Config(Mixer.Config):
         chunk: Annotated[int, Choice(16, 32, 64, 128, 256), "tokens routed together"] = 16
         heads: Annotated[int, Choice(1, 2, 4), "matrix memories"] = 2
-        groups: Annotated[int, Choice(0, 1), "routes of a chunk; 0: one for each head"] = 0
+        groups: Annotated[int, Choice(0, 1, 2), "routes of a chunk; 0: one for each head"] = 0
         split: Annotated[int, Choice(1, 2), "softmax heads cut from the head of a memory"] = 1
         head_dim: Annotated[int, Choice(8, 16, 32, 64), "key size of a memory"] = 32
         expand_v: Annotated[int, Choice(1, 2), "size of a value over the size of a key"] = 2
@@ -150,11 +151,16 @@ class ChunkRouted(Mixer):
                     f"split is {self.split}; it must divide head_dim (with rope, its half), which "
                     f"is {self.head_dim}"
                 )
-            limits = {"kv_share_max": 1.0, "max_kv_chunks": math.inf, "penalty": math.inf}
-            limits["kv_share_target"] = self.kv_share_max if self.penalty else 1.0
-            for name, most in limits.items():
-                if not 0 <= getattr(self, name) <= most:
-                    raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {most}")
+            for name in ("max_kv_chunks", "penalty"):
+                if not 0 <= getattr(self, name) < math.inf:
+                    raise ValueError(
+                        f"{name} is {getattr(self, name):g}; it must be 0 or more, and finite"
+                    )
+            most = self.kv_share_max if self.penalty else 1.0
+            for name, limit in (("kv_share_max", 1.0), ("kv_share_target", most)):
+                share, of = getattr(self, name), ", the kv_share_max" if limit < 1 else ""
+                if not 0 <= share <= limit:
+                    raise ValueError(f"{name} is {share:g}; it must be 0 to {limit:g}{of}")
 
         @property
         def routes(self) -> int:
@@ -222,8 +228,9 @@ class ChunkRouted(Mixer):
             # Written: decay 1, write 2, read 2, predict 2 if corrected. Spared: decay 1. Settle 3.
             updates = 8 + 2 * (self.linear == "gated_delta") + self.decay_through
             memory = updates * self.values * self.head_dim
-            seen = sum(map(self.slots, range(1, context_len + 1))) / max(context_len, 1)
-            looks = round(2 * (self.keys + self.values) * seen)
+            apart = context_len // SAMPLES + 1
+            seen = [self.slots(token) for token in range(apart, context_len + 1, apart)]
+            looks = round(2 * (self.keys + self.values) * sum(seen) / max(len(seen), 1))
             return 2 * self.d_model * projected + weights + taps + memory + looks
 
     config: Config
@@ -270,8 +277,8 @@ class ChunkRouted(Mixer):
             )
         parts = F.silu(qkv_BTC).split((config.keys, config.keys, config.values), dim=-1)
         q, k, v = (part.unflatten(-1, (config.soft_heads, -1)) for part in parts)
-        norm_q, norm_k = (self.soft_norm_weight * self.soft_norm_weight.shape[1] ** 0.5).unbind()
-        q, k = _unit(q) * norm_q, _unit(k) * norm_k
+        norm_q, norm_k = self.soft_norm_weight.unbind()
+        q, k = rms_norm(q, norm_q), rms_norm(k, norm_k)
         if config.rope:
             time_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
             position = time_T if state is None else state["position"][:, None] + time_T
@@ -308,8 +315,8 @@ class ChunkRouted(Mixer):
         config, delta = self.config, self.config.linear == "gated_delta"
         q, k, v = (x.unflatten(-1, (config.heads, -1)) for x in (on.q, on.k, on.v))
         y_BT2W, written, spared = chunk_routed(
-            _unit(q),
-            _unit(k),
+            unit(q),
+            unit(k),
             v,
             on.q_soft,
             None if cached else on.k_soft,
@@ -331,9 +338,8 @@ class ChunkRouted(Mixer):
         """Normalise the two outputs, weigh, add, gate and project them."""
         config = self.config
         y_BT2AU = y_BT2W.unflatten(-1, (config.soft_heads, -1))
-        scale = self.norm_weight * self.norm_weight.shape[1] ** 0.5
         if config.norm == "separate":
-            y_BT2AU = _unit(y_BT2AU) * scale[:, None]
+            y_BT2AU = rms_norm(y_BT2AU, self.norm_weight[:, None])
         if config.weights != "none":
             source = q_BTC if config.weights_from == "query" else x_BTD
             weight = self.mixing(source).unflatten(-1, (2, config.soft_heads, 1))
@@ -342,7 +348,7 @@ class ChunkRouted(Mixer):
             y_BT2AU = y_BT2AU * weight
         y_BTAU = y_BT2AU.sum(2)
         if config.norm == "joint":
-            y_BTAU = _unit(y_BTAU) * scale[0]
+            y_BTAU = rms_norm(y_BTAU, self.norm_weight[0])
         y_BTD: Tensor = self.out(y_BTAU.flatten(-2) * F.silu(self.gate(x_BTD)))
         return y_BTD
 
@@ -390,10 +396,3 @@ class ChunkRouted(Mixer):
         complete = x_BTD.shape[1] // self.config.chunk
         kept = self._routes(x_BTD, None).kept[:, :complete].sum((0, 1))
         return {"kv_share": kept / max(1, x_BTD.shape[0] * complete)}
-
-
-def _unit(x_K: Tensor) -> Tensor:
-    """Scale to length 1; the sum of squares is in fp32 at least."""
-    wide = x_K.to(accumulator(x_K.dtype))
-    length = wide.square().sum(-1, keepdim=True)
-    return (wide * torch.rsqrt(length + NORM_EPSILON)).to(x_K.dtype)

@@ -21,10 +21,10 @@ published code's longest input. Beyond it the filter goes on, and its window wit
 Order 2 has one long convolution between two gates, as in the authors' code. Left out are higher
 orders, heads and dropout, and the learned features z with a learning rate of their own.
 
-The state is every u so far, up to one less than the context, and the last inputs of the short
-convolution. A state made for a context of L tokens gives a filter of L taps: what is older is
-forgotten. A server would keep the filter beside the weights. Here a module keeps nothing that
-training would have to renew, so that each step computes the L taps anew, and `flops` counts them.
+The state is every u so far, up to one less than the context, the last inputs of the short
+convolution, and the filter: L taps for a context of L tokens, computed when the state is made. What
+is older is forgotten. The taps are those of every sequence, so a server might keep them once beside
+the weights, which would halve the state; for the same reason `flops` leaves out what they cost.
 
 Projections start as N(0, 1 / inputs), those of queries and keys as equals; short taps pass on the
 current token, for keys the one before: a value is bound to its predecessor from the start, and the
@@ -91,6 +91,7 @@ class Hyena(Mixer):
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             return (
                 StateTensor("past", (max(context_len, 1) - 1, self.d_model), dtype),
+                StateTensor("filter", (max(context_len, 1), self.d_model), dtype),
                 StateTensor("tail", (self.conv - 1, 3 * self.d_model), dtype),
             )
 
@@ -98,11 +99,9 @@ class Hyena(Mixer):
             return self.d_model * context_len
 
         def flops(self, context_len: int) -> int:
-            width, layer = self.d_model, self.filter_dim
-            tap = 2 * layer * (self.features + (HIDDEN - 1) * layer + width)  # its layers
-            tap += 4 * HIDDEN * layer + 4 * width  # biases and sines; window, product and sum
+            width = self.d_model
             taps = (context_len + 1) / 2  # on average over the context
-            return round(8 * width**2 + 6 * self.conv * width + 4 * width + taps * tap)
+            return round(8 * width**2 + 6 * self.conv * width + 4 * width + taps * 2 * width)
 
     config: Config
     kernels: ClassVar = {"long_conv": ("reference", "fft"), "short_conv": ("reference",)}
@@ -129,9 +128,16 @@ class Hyena(Mixer):
         self.frequency = nn.Parameter(torch.ones(layer))
         self.bias = nn.Parameter(torch.randn(width))
 
-    def _filter(self, taps: int, compute: torch.dtype) -> Tensor:
-        """The first taps of the filter, (J, D)."""
-        config, device = self.config, self.bias.device
+    def init_state(
+        self, batch: int, context_len: int, dtype: torch.dtype, device: torch.device | str
+    ) -> State:
+        """The empty state, with the filter in it."""
+        state = super().init_state(batch, context_len, dtype, device)
+        return state | {"filter": self._filter(max(context_len, 1), dtype).repeat(batch, 1, 1)}
+
+    def _filter(self, taps: int, dtype: torch.dtype) -> Tensor:
+        """The first taps of the filter, (J, D), computed in fp32 at least."""
+        config, device, compute = self.config, self.bias.device, accumulator(dtype)
         age_J1 = torch.arange(taps, device=device, dtype=torch.float64)[:, None] / config.max_len
         bands_F = torch.linspace(
             LOWEST, config.bands - 1, config.bands, device=device, dtype=torch.float64
@@ -144,10 +150,13 @@ class Hyena(Mixer):
         slow, fast = -math.log(FLOOR) / SLOW, -math.log(FLOOR) / FAST
         rate_D = torch.linspace(slow, fast, config.d_model, device=device, dtype=torch.float64)
         window_JD = (-rate_D * age_J1).exp()
-        return _wide(self.filter_out, x_JW) * window_JD.to(compute)
+        return (_wide(self.filter_out, x_JW) * window_JD.to(compute)).to(dtype)
 
     def _mix(self, x_BTD: Tensor, state: State | None) -> tuple[Tensor, Tensor | None, Tensor]:
-        past_BPD, tail_BPC = (None, None) if state is None else (state["past"], state["tail"])
+        if state is None:
+            past_BPD, tail_BPC, filter_JD = None, None, self._filter(x_BTD.shape[1], x_BTD.dtype)
+        else:  # all rows have the same filter
+            past_BPD, tail_BPC, filter_JD = state["past"], state["tail"], state["filter"][0]
         streams, tail_BPC = short_conv(
             self.inner(x_BTD),
             self.conv_weight,
@@ -157,10 +166,9 @@ class Hyena(Mixer):
         )
         q_BTD, k_BTD, v_BTD = streams.chunk(3, dim=-1)
         u_BTD = k_BTD * v_BTD
-        taps = x_BTD.shape[1] if past_BPD is None else past_BPD.shape[1] + 1
         y_BTD, past_BPD = long_conv(
             u_BTD,
-            self._filter(taps, accumulator(x_BTD.dtype)),
+            filter_JD,
             tail_BPC=past_BPD,
             keep_state=state is not None,
             backend=self.backends["long_conv"],
@@ -173,12 +181,12 @@ class Hyena(Mixer):
     def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         y_BTD, past_BPD, tail_BPC = self._mix(x_BTD, state)
         assert past_BPD is not None
-        return y_BTD, {"past": past_BPD, "tail": tail_BPC}
+        return y_BTD, {"past": past_BPD, "filter": state["filter"], "tail": tail_BPC}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         y_B1D, new_state = self.mix(x_BD[:, None], state)
-        for name, tensor in state.items():
-            tensor.copy_(new_state[name])
+        for name in ("past", "tail"):
+            state[name].copy_(new_state[name])
         return y_B1D.squeeze(1), state
 
 

@@ -10,7 +10,7 @@ memory S adds up what tokens hold under their features, with a normaliser z of t
 `feature_map` is one of
 
     taylor       phi(q).phi(k) = 1 + t + t^2/2 with t = q.k / sqrt(f); F = 1 + f + f(f+1)/2
-    elu          1 + ELU(x), F = f (arXiv:2006.16236); Zoology calls the same PosELU
+    elu          1 + ELU(x), F = f (arXiv:2006.16236); also named `pos_elu`, as in Zoology
     relu         max(x, 0), F = f (arXiv:2103.13076)
     performer    positive random features of exp(q.k / sqrt(f)), F = `random_features`
                  (FAVOR+, arXiv:2009.14794)
@@ -67,7 +67,7 @@ class LinearAttention(Mixer):
     class Config(Mixer.Config):
         feature_map: Annotated[
             str,
-            Choice("taylor", "elu", "relu", "performer", "cosformer"),
+            Choice("taylor", "elu", "relu", "performer", "cosformer", aliases={"pos_elu": "elu"}),
             "map from queries and keys to features",
         ] = "taylor"
         feature_dim: Annotated[

@@ -36,6 +36,7 @@ from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from archsearch_kernels.norm import rms_norm
 from archsearch_kernels.precision import accumulator
 from archsearch_kernels.selective_scan import selective_scan
 from archsearch_kernels.short_conv import short_conv
@@ -52,9 +53,6 @@ CONV_NOISE = 0.1
 
 GAIN = 4.0
 """B and C start this many times larger than their inputs: steps of 0.01 make writes small."""
-
-NORM_EPSILON = 1e-6
-"""Added to mean squares."""
 
 NORMS = ("none", "plain", "weighted")
 
@@ -109,11 +107,12 @@ class S6(nn.Module):
         rank_BTR, write_BTN, read_BTN = self.x_proj(x_BTC).split(
             (self.rank, self.state_dim, self.state_dim), dim=-1
         )
-        if self.norm != "none":
-            learned = self.norm == "weighted"
-            rank_BTR = _normed(rank_BTR, self.dt_norm if learned else None)
-            write_BTN = _normed(write_BTN, self.B_norm if learned else None)
-            read_BTN = _normed(read_BTN, self.C_norm if learned else None)
+        if self.norm == "weighted":
+            rank_BTR = rms_norm(rank_BTR, self.dt_norm)
+            write_BTN = rms_norm(write_BTN, self.B_norm)
+            read_BTN = rms_norm(read_BTN, self.C_norm)
+        elif self.norm == "plain":
+            rank_BTR, write_BTN, read_BTN = map(rms_norm, (rank_BTR, write_BTN, read_BTN))
         compute = accumulator(x_BTC.dtype)
         steps_BTC = F.softplus(self.dt_proj(rank_BTR).to(compute) + self.dt_bias.to(compute))
         y_BTC, memory_BCN = selective_scan(
@@ -135,14 +134,6 @@ def s6_flops(channels: int, state_dim: int, taps: int, rank: int) -> int:
     projections = 2 * channels * (rank + 2 * state_dim) + 2 * rank * channels
     # A state: dt A, exp, decay, write 2, read 2.
     return projections + channels * (2 * taps + 7 * state_dim + 6)
-
-
-def _normed(x_X: Tensor, weight_X: Tensor | None) -> Tensor:
-    """Scale to root mean square 1, then by the weight; squares are summed in fp32 at least."""
-    wide = x_X.to(accumulator(x_X.dtype))
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
-    narrow = normed.to(x_X.dtype)
-    return narrow if weight_X is None else narrow * weight_X
 
 
 class Mamba(Mixer):

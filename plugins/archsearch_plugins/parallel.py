@@ -176,6 +176,16 @@ class Parallel(Mixer):
             return [x_BTD] * len(self.parts)
         return list(torch.split(self.split(x_BTD), list(self.config.widths), dim=-1))
 
+    def init_state(
+        self, batch: int, context_len: int, dtype: torch.dtype, device: torch.device | str
+    ) -> State:
+        """The empty states of the parts, which need not be zeros."""
+        return {
+            f"{i}.{name}": tensor
+            for i, mixer in enumerate(self._mixers)
+            for name, tensor in mixer.init_state(batch, context_len, dtype, device).items()
+        }
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         pairs = zip(self._mixers, self._inputs(x_BTD), strict=True)
         y_BTD: Tensor = self.out([_normalised(mixer(x_BTU)) for mixer, x_BTU in pairs])

@@ -17,8 +17,9 @@ Projections start as N(0, 1 / inputs); that of the gate 0.03 times as large, whe
 linear. On the recipe `tiny` at 1e-2 (width 32, 2 epochs, 32 seeds) 4 pairs are recalled at 0.13 to
 0.59, 0.35 on average; with a gate of full size it was 0.08 to 0.55, 0.30 on average, and with the
 published start, uniform and 6 times as narrow, 0.09 to 0.43, 0.28 on average (16 seeds). Nothing
-here brings neighbours together, so that the layer before has to learn to: after 4 epochs it is 0.78
-on average (8 seeds).
+here brings neighbours together, so that the layer before has to learn to; neither the rotation, the
+number of heads nor a higher rate changes that. After 3 epochs it is 0.37 to 0.78, 0.63 on average,
+and after 4 it is 0.78 on average (8 seeds).
 
 Left out are the published scale of keys, K^-1/2, and the stabilising divisors of the authors' code:
 the norm undoes both. Angles are position * 10000^(-2n/K), as in other mixers here; that code spaces
@@ -33,7 +34,7 @@ from typing import Annotated, ClassVar
 import torch
 import torch.nn.functional as F
 from archsearch_kernels.gated_linear import gated_linear
-from archsearch_kernels.norm import unit
+from archsearch_kernels.norm import rms_norm
 from archsearch_kernels.precision import accumulator
 from archsearch_kernels.rotary import rotate
 from torch import Tensor, nn
@@ -117,8 +118,7 @@ class Retention(Mixer):
             keep_state=keep_state,
             backend=self.backends["gated_linear"],
         )
-        normed_BTHV = unit(y_BTHV) * float(y_BTHV.shape[-1]) ** 0.5
-        return self.out(normed_BTHV.flatten(-2) * F.silu(self.gate(x_BTD))), memory_BHKV
+        return self.out(rms_norm(y_BTHV).flatten(-2) * F.silu(self.gate(x_BTD))), memory_BHKV
 
     def _log_decay(self, x_BTD: Tensor) -> Tensor:
         """log(g) of each head, the same for every token."""

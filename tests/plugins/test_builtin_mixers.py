@@ -43,6 +43,20 @@ def test_values_that_do_not_fit_are_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("mixer", mixer_names())
+def test_costs_of_a_context_without_end_are_known_at_once(mixer: str) -> None:
+    config = make_config(mixer, 32, {})
+    assert config.flops(10**9) > 0
+    assert config.state_range(10**9, torch.float32).maximum >= 0
+
+
+def test_an_architecture_too_large_to_build_is_counted_at_once() -> None:
+    fields: dict[str, Value] = {"feature_map": "performer", "random_features": 2**31}
+    with torch.device("meta"):
+        module = load_mixer("linear_attention")(make_config("linear_attention", 32, fields))
+    assert module.get_buffer("projection").shape == (2**31, 16)
+
+
+@pytest.mark.parametrize("mixer", mixer_names())
 def test_every_field_says_what_it_is(mixer: str) -> None:
     assert all(field.doc for field in mixer_fields(mixer).values())
 

@@ -1,5 +1,6 @@
 """Chunk routing keeps the contract with every switch, and is its two operators at the extremes."""
 
+import math
 from typing import ClassVar
 
 import pytest
@@ -365,9 +366,10 @@ def test_state_range_spans_no_chunk_to_all() -> None:
             "weights is 'tanh'; it must be one of softmax, sigmoid, linear, none",
         ),
         ({"inside": "softmax", "decay_through": False}, "decay_through must be true"),
-        ({"kv_share_max": 1.5}, "kv_share_max is 1.5; it must be 0 to 1"),
+        ({"kv_share_max": 1.5}, "kv_share_max is 1.5; it must be 0 to 1$"),
+        ({"penalty": math.inf}, "penalty is inf; it must be 0 or more, and finite"),
         ({"max_kv_chunks": -1}, "max_kv_chunks is -1"),
-        ({"penalty": 1.0, "kv_share_max": 0.25}, "kv_share_target is 0.5; it must be 0 to 0.25"),
+        ({"penalty": 1.0, "kv_share_max": 0.25}, "0.5; it must be 0 to 0.25, the kv_share_max"),
     ],
     ids=str,
 )

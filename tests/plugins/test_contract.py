@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
+import archsearch_kernels
 from archsearch_kernels import families
 
 from archsearch.registry import load_mixer, mixer_names
 from archsearch.testing import MixerContract
+from archsearch.testing.contract import LONG
 
 REFERENCES = {one.name: "reference" for one in families()}
 
@@ -109,6 +111,14 @@ def test_every_installed_mixer_is_tested() -> None:
         for name in re.findall(r'^    mixer = "(\w+)"$', file.read_text(), re.M)
     }
     assert tested == set(mixer_names())
+
+
+def test_the_longest_sequence_crosses_the_chunks_of_every_kernel() -> None:
+    sources = Path(archsearch_kernels.__file__).parent.rglob("*.py")
+    chunks = [
+        int(n) for file in sources for n in re.findall(r"^CHUNK = (\d+)$", file.read_text(), re.M)
+    ]
+    assert len(chunks) >= 5 and max(chunks) < LONG
 
 
 def test_every_backend_a_mixer_allows_exists() -> None:

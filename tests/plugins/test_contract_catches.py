@@ -20,6 +20,7 @@ EXAMPLE, EXAMPLE_TEST = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 SEGMENTS = "segments_equal_one_pass"
 EXACT = "fp64_is_exact"
+LONG = "fp64_is_exact_across_chunks"
 STEPS = "steps_equal_one_pass"
 FORWARD = "forward_equals_mix_from_the_empty_state"
 CAUSAL = "no_token_sees_a_later_one"
@@ -60,11 +61,21 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
             SPEC: SPEC.replace("(self.d_model,)", "(2, self.d_model)"),
             'state["memory"]': 'state["memory"][:, 0]',
         },
-        {STATE, SEGMENTS, STEPS, EXACT, APART, GIVEN, CAUSAL, MODULE},  # no second segment fits
+        {
+            STATE,
+            SEGMENTS,
+            STEPS,
+            EXACT,
+            LONG,
+            APART,
+            GIVEN,
+            CAUSAL,
+            MODULE,
+        },  # no second segment fits
     ),
     "the state is rounded to fp32 between fp64 segments": (
         {NEW_STATE: NEW_STATE.replace(".clone()", ".clone().float().to(compute)")},
-        {EXACT},
+        {EXACT, LONG},
     ),
     "keeps a tensor that is not declared": (
         {NEW_STATE: NEW_STATE.replace("}", ', "count": torch.zeros(len(x_BTD))}')},
@@ -76,7 +87,11 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "mask leaks one token": (
         {"age_TT >= 0": "age_TT >= -1"},
-        {CAUSAL, SEGMENTS, STEPS, EXACT, APART},
+        {CAUSAL, SEGMENTS, STEPS, EXACT, LONG, APART},
+    ),
+    "one pass over many tokens forgets the oldest": (
+        {"age_TT >= 0": "(age_TT >= 0) & (age_TT < 150)"},
+        {LONG},
     ),
     "step forgets to decay": (
         {".mul_(self.config.decay)": ""},
@@ -84,7 +99,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "mix forgets the given state": (
         {'* state["memory"][:, None]': '* 0 * state["memory"][:, None]'},
-        {SEGMENTS, EXACT, APART},
+        {SEGMENTS, EXACT, LONG, APART},
     ),
     "mix writes into the given state": (
         {NEW_STATE: '{"memory": state["memory"].copy_(memory_BTD[:, -1])}'},
@@ -100,7 +115,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "forward differs from mix": (
         {"    def step": FORWARD_OF + "1.001 * y_BTD\n\n    def step"},
-        {FORWARD, EXACT},
+        {FORWARD, EXACT, LONG},
     ),
     "the module remembers the last segment": (
         {MIX: "        self.last = x_BTD.detach()[:, -1]\n" + MIX},
@@ -224,4 +239,4 @@ def test_pytest_collects_the_contract_as_the_guide_says(tmp_path: Path) -> None:
     (tmp_path / "test_running_mean.py").write_text(EXAMPLE_TEST)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert "15 passed" in out.stdout, out.stdout + out.stderr
+    assert "16 passed" in out.stdout, out.stdout + out.stderr

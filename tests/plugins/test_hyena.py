@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 from archsearch_kernels import families
+from archsearch_plugins.hyena import Hyena
 from torch import Tensor
 
 from archsearch.errors import InfeasibleError
@@ -100,6 +101,19 @@ def test_a_state_for_few_tokens_forgets_the_oldest_however_a_sequence_is_cut() -
     for cuts in ((9, 1, 10), (1,) * 20):
         torch.testing.assert_close(run(*cuts), once, atol=1e-12, rtol=1e-12)
     assert not torch.allclose(once, module(x_BTD))
+
+
+@torch.no_grad()
+def test_a_step_does_not_compute_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state holds it, and nothing else of a step grows with the layers that make it."""
+    module = build(max_len=8)
+    assert isinstance(module, Hyena)
+    x_BTD = torch.randn(1, 9, 6, dtype=torch.float64)
+    expected, state = module(x_BTD), module.init_state(1, 9, torch.float64, "cpu")
+    monkeypatch.setattr(module, "_filter", None)
+    for t, x_BD in enumerate(x_BTD.unbind(1)):
+        y_BD, state = module.step(x_BD, state)
+        torch.testing.assert_close(y_BD, expected[:, t], atol=1e-12, rtol=1e-12)
 
 
 def test_published_state_of_two_layers() -> None:

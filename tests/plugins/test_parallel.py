@@ -51,6 +51,11 @@ class TestHeadsOfThree(MixerContract):
     parts: ClassVar = (DELTA, WINDOW, LINEAR)
 
 
+class TestPartWhoseEmptyStateIsNotZeros(MixerContract):
+    mixer = "parallel"
+    parts: ClassVar = (Part("hyena", {"filter_dim": 8, "bands": 2}), WINDOW)
+
+
 class TestWeightsOfThree(MixerContract):
     """Two of one kind, and one that looks at a token alone."""
 

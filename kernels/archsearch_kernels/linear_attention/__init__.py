@@ -10,7 +10,7 @@ The maps of K numbers, by name:
 
     taylor       phi(q).phi(k) = 1 + t + t^2/2 for t = q.k / sqrt(K), in 1 + K + K(K+1)/2 features
     taylor_full  the same in the 1 + K + K^2 features of the authors' code, each cross term twice
-    elu          1 + ELU(x): x + 1 above 0, exp(x) below (arXiv:2006.16236); also named `pos_elu`
+    elu          1 + ELU(x): x + 1 above 0, exp(x) below (arXiv:2006.16236)
     relu         max(x, 0) (arXiv:2103.13076)
     performer    exp(w_p.u - |u|^2/2) / sqrt(P) for u = x / K^(1/4) and P random rows w_p: on
                  average phi(q).phi(k) = exp(q.k / sqrt(K)) (FAVOR+, arXiv:2009.14794)

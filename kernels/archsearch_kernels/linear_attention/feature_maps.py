@@ -5,7 +5,7 @@ is an `Expansion`, which backends apply where they need it: a Taylor map has man
 similarities need none of them.
 
 Shape suffixes: B batch, T tokens (S where they are keys), H heads, K size of a query or key, P
-random features, F features.
+random features, N blocks of them, F features.
 """
 
 import math
@@ -69,13 +69,12 @@ def orthogonal_projection(count: int, size: int) -> Tensor:
     Each row alone is distributed as N(0, 1), which makes the kernel right on average; rows of one
     block differ as much as they can, which lowers its variance (arXiv:2009.14794, section 2.4).
     """
-    blocks = []
-    for _ in range(math.ceil(count / size)):
-        rows_KK, upper_KK = torch.linalg.qr(torch.randn(size, size))
-        # The factorisation fixes signs; without them, a direction is as likely as its opposite.
-        blocks.append((rows_KK * upper_KK.diagonal().sign()).mT)
+    rows_NKK, upper_NKK = torch.linalg.qr(torch.randn(math.ceil(count / size), size, size))
+    # The factorisation fixes signs; without them, a direction is as likely as its opposite.
+    rows_NKK = rows_NKK * upper_NKK.diagonal(dim1=1, dim2=2).sign()[:, None]
     lengths_P1: Tensor = torch.linalg.vector_norm(torch.randn(count, size), dim=-1, keepdim=True)
-    return torch.cat(blocks)[:count] * lengths_P1
+    rows_PK: Tensor = rows_NKK.mT.flatten(0, 1)[:count]
+    return rows_PK * lengths_P1
 
 
 def mapped(
@@ -90,7 +89,7 @@ def mapped(
     Raises:
         ValueError: `performer` without a projection, `cosformer` without positions.
     """
-    if feature_map in ("elu", "pos_elu"):
+    if feature_map == "elu":
         return elu(x_BTHK)
     if feature_map == "relu":
         return relu(x_BTHK)
@@ -132,7 +131,6 @@ MAPS = {
         Expansion(taylor.full_features, taylor.similarities),
     ),
     "elu": FeatureMap(lambda size, _: size, _NONE),
-    "pos_elu": FeatureMap(lambda size, _: size, _NONE),
     "relu": FeatureMap(lambda size, _: size, _NONE),
     "performer": FeatureMap(lambda _, count: count, _NONE),
     "cosformer": FeatureMap(lambda size, _: 2 * size, _NONE),

@@ -10,7 +10,9 @@ with g_t the sum of log(w) up to and including t, and <x, z>_tj = sum_c x_c z_c 
 The second line is one unit lower triangular system for a whole chunk. Its right side is linear in
 S_0, so all chunks are solved at once, with S_0 left open, and only products go from chunk to chunk.
 No exponent is ever above 0: every pair of tokens and channel has an exponential of its own, C x C x
-K numbers, which is why chunks are short.
+K numbers, which is why chunks are short. As all chunks are in hand at once, these are the most
+memory that is needed: B x T x H x C x K numbers in fp32 at least, C = 16 times as many as the keys,
+and for a backward pass three times that (they, and their products with k and with b).
 
 Shape suffixes: B batch, T tokens, H heads, K key size, V value size, N chunks, C and J tokens of a
 chunk (rows and columns).
