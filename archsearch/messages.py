@@ -1,8 +1,8 @@
 """What the coordinator and its workers say to each other, and what is kept of it. Plain JSON.
 
 A worker gets one `TrialRequest` and answers with a stream of events: `Started`, a `Rung` per
-evaluation on the selection split, then `Evaluated` (with trained weights) and `Profiled`, or one
-`Failed`. Knows nothing of Ray, Optuna, MLflow or the database.
+evaluation on the selection split, then `Evaluated` (with trained weights) and `Profiled`; or one
+`Stopped` after a rung, or one `Failed`. Knows nothing of Ray, Optuna, MLflow or the database.
 """
 
 import hashlib
@@ -14,7 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from archsearch import __version__
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass
-from archsearch.spec import Execution, MqarSpec, TrainSpec, model_vocab_size
+from archsearch.spec import (
+    EarlyStopping,
+    Execution,
+    MqarSpec,
+    Objective,
+    TrainSpec,
+    model_vocab_size,
+)
+from archsearch.stopping import Decision, decide, point_of, quality
 
 
 class _Message(BaseModel):
@@ -45,6 +53,20 @@ class ProfileSpec(_Message):
     """True if nothing else runs on the device meanwhile."""
 
 
+class Peers(_Message):
+    """What early stopping holds a trial against: what its peers were at every rung that decides.
+
+    They are known when the trial is submitted, so its worker decides alone and at once.
+    """
+
+    rule: EarlyStopping
+    objectives: tuple[Objective, ...]
+    known: dict[str, float]
+    """Of the trial itself: metrics that its architecture alone decides."""
+    points: dict[int, tuple[tuple[float, ...], ...]]
+    """Rung -> points of its peers there, as from `stopping.point_of`."""
+
+
 class TrialRequest(_Message):
     """Everything a worker needs to know of one trial. `token` fences off late answers."""
 
@@ -66,6 +88,17 @@ class TrialRequest(_Message):
     """How training steps are launched; None: compiled on CUDA, eager on a CPU."""
     threads: int = 1
     """CPU threads that torch may use; results on the CPU are the same for one number of them."""
+    peers: Peers | None = None
+    """None if the trial trains to its end."""
+
+    def decide(self, rung: "Rung") -> Decision:
+        """Whether training goes on after a rung, and why."""
+        if self.peers is None:
+            return Decision(True, "the study stops no trial early")
+        peers, reached = self.peers, quality(self.train.member_rates, rung.selection_recall)
+        own = point_of(peers.objectives, reached, peers.known)
+        points = peers.points.get(rung.rung, ())
+        return decide(peers.rule, rung.rung, self.train.rungs, own, points)
 
     @property
     def vocab_size(self) -> int:
@@ -200,6 +233,14 @@ class Profiled(_Message):
     profile: Profile
 
 
+class Stopped(_Message):
+    """Training ends after this rung, as `TrialRequest.decide` says; the last event."""
+
+    kind: Literal["stopped"] = "stopped"
+    rung: int
+    reason: str
+
+
 class Failed(_Message):
     """The trial ends without a result."""
 
@@ -209,7 +250,9 @@ class Failed(_Message):
     traceback: str = ""
 
 
-Event = Annotated[Started | Rung | Evaluated | Profiled | Failed, Field(discriminator="kind")]
+Event = Annotated[
+    Started | Rung | Evaluated | Profiled | Stopped | Failed, Field(discriminator="kind")
+]
 _events: TypeAdapter[Event] = TypeAdapter(Event)
 
 

@@ -28,6 +28,8 @@ class TrialState(StrEnum):
     """Excluded before training by a limit or a mixer's own rule."""
     FAILED = "failed"
     """Ended without a result; `failure` says why."""
+    STOPPED = "stopped"
+    """Stopped early, before the end of its training; `message` says why, `rungs` what it was."""
 
     @property
     def is_final(self) -> bool:
@@ -107,6 +109,8 @@ class TrialRecord:
     """Number of the trial that shows this one in Optuna's own tables."""
     sampler_notes: dict[str, dict[str, object]] = field(default_factory=dict)
     """What the sampler noted with the proposal; needed to go on as if never interrupted."""
+    told: int = 0
+    """Trials that the sampler knew the end of when it proposed this one: its peers."""
 
     @property
     def feasible(self) -> bool:

@@ -106,6 +106,11 @@ class TrainSpec(Frozen):
     def population(self) -> int:
         return len(self.learning_rates) * self.seeds
 
+    @property
+    def member_rates(self) -> tuple[float, ...]:
+        """Learning rate of every member of the population: each rate once for every seed."""
+        return tuple(rate for rate in self.learning_rates for _ in range(self.seeds))
+
 
 def model_vocab_size(task: MqarSpec, train: TrainSpec) -> int:
     """Tokens that a model knows: those of the task and, last, [MASK] if training masks."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from archsearch.pareto import Point, ranks
-from archsearch.spec import EarlyStopping, Metric, Objective
+from archsearch.spec import EarlyStopping, Metric, Objective, StudySpec
 
 QUALITY: Metric = "recall"
 """The metric that training changes, and that rungs measure."""
@@ -55,6 +55,24 @@ def decision_rungs(rule: EarlyStopping, rungs: int) -> tuple[int, ...]:
             found.append(rung)
             least = rule.reduction * (rung + 1)
     return tuple(found)
+
+
+def why_never(spec: StudySpec) -> str:
+    """Say why a study's rule could never stop a trial; an empty string if it can, or has none."""
+    rule, rungs = spec.search.early_stopping, spec.train.rungs
+    if rule is None:
+        return ""
+    if all(objective.metric != QUALITY for objective in spec.objectives):
+        return (
+            f"found early stopping without {QUALITY} among the objectives; rungs measure it alone"
+        )
+    if not decision_rungs(rule, rungs):
+        return (
+            f"found early stopping with train.rungs {rungs}, none of which lies between the grace "
+            f"({rule.grace:g} of the training) and the end; expected more rungs, such as 8, or a "
+            "smaller grace"
+        )
+    return ""
 
 
 def quality(learning_rates: Sequence[float], recalls: Sequence[float]) -> float:
@@ -96,16 +114,17 @@ def decide(
         peers: points of the feasible trials that reached this rung before, whether they were
             stopped there or went on.
     """
-    where = f"rung {rung + 1} of {rungs}"
     if rung not in decision_rungs(rule, rungs):
-        return Decision(True, f"no trial is stopped at {where}")
+        return Decision(True, f"no trial is stopped at rung {rung + 1} of {rungs}")
     if len(peers) < rule.reduction:
-        return Decision(True, f"only {len(peers)} earlier trials reached {where}")
+        reached = f"{len(peers)} earlier trials reached rung {rung + 1} of {rungs}"
+        return Decision(True, f"only {reached}; trials are stopped from {rule.reduction:g} on")
     size = len(peers) + 1
     going_on = math.ceil(size / rule.reduction)
     place = place_of(own, peers)
-    said = f"at {where} its recall and size took place {place + 1} of {size}"
-    return Decision(place < going_on, f"{said}, and the best {going_on} go on")
+    said = f"recall {abs(own[0]):.3f} and its size took place {place + 1} of {size} at rung "
+    said += f"{rung + 1} of {rungs}, of which the best {going_on} go on"
+    return Decision(place < going_on, said)
 
 
 def place_of(own: Point, peers: Sequence[Point]) -> int:

@@ -8,7 +8,7 @@ nothing of Ray, Optuna, MLflow or the database, and writes nothing but the shipp
 import os
 import platform
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from archsearch.messages import (
     Profiled,
     Rung,
     Started,
+    Stopped,
     TrialRequest,
 )
 from archsearch.mixer import Mixer
@@ -59,7 +60,10 @@ _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
 
 
 def run_trial(request: TrialRequest) -> Iterator[Event]:
-    """Yield `Started`, a `Rung` per evaluation, `Evaluated`, `Profiled`; or end with `Failed`."""
+    """Yield `Started`, a `Rung` per evaluation, `Evaluated`, `Profiled`.
+
+    Or end with `Stopped` after a rung, or with `Failed`.
+    """
     try:
         with _settings(request):
             yield from _run(request)
@@ -81,7 +85,9 @@ def _run(request: TrialRequest) -> Iterator[Event]:
         sizes = (request.arch.width,) if family == HEAD else HEAD_SIZES
         require(family, backend, request.device, sizes, dtype)
     if request.train_wanted:
-        yield from _train(request, backends)
+        was_stopped = yield from _train(request, backends)
+        if was_stopped:
+            return
     yield Profiled(
         profile=profile(
             request.arch,
@@ -94,7 +100,8 @@ def _run(request: TrialRequest) -> Iterator[Event]:
     )
 
 
-def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
+def _train(request: TrialRequest, backends: dict[str, str]) -> Generator[Event, None, bool]:
+    """Train and score a population; True if it was stopped early."""
     task = request.task
     population = Population(
         request.arch,
@@ -114,6 +121,10 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
         for rung in population.train(draw(), selection, checkpoint.load(), redraw):
             rungs.append(rung)
             yield rung
+            decision = request.decide(rung)
+            if not decision.goes_on:
+                yield Stopped(rung=rung.rung, reason=decision.reason)
+                return True
             checkpoint.keep(population)
     report = population.recall(generate(task, "report", request.device))
     members = _members(population, rungs[-1], report)
@@ -123,6 +134,7 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Iterator[Event]:
         key=lambda index: (members[index].selection_recall, -members[index].seed),
     )
     yield Evaluated(evaluation=evaluation, weights=save(population.weights(best)))
+    return False
 
 
 @contextmanager

@@ -2,10 +2,15 @@
 
 import contextlib
 import fcntl
+import json
+import os
+import select
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import optuna
 from stub_trials import FUNCTION, changed
@@ -24,6 +29,9 @@ def held(folder: Path) -> Iterator[IO[str]]:
     with (folder / "hold").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
+
+
+TESTS = Path(__file__).parent
 
 
 class Watcher:
@@ -72,7 +80,8 @@ def check_books(spec: StudySpec) -> None:
         view = shown.pop(trial.optuna_number)
         assert view.params == trial.params
         assert view.user_attrs["archsearch_trial"] == trial.number
-        assert view.state.name == expected_view(trial)
+        first = trial if trial.duplicate_of is None else trials[trial.duplicate_of]
+        assert view.state.name == expected_view(first)
         if view.state is optuna.trial.TrialState.COMPLETE:
             assert view.values == [trial.metrics[one.metric] for one in spec.objectives]
         if view.state is not optuna.trial.TrialState.FAIL:
@@ -91,10 +100,73 @@ def optuna_trials(spec: StudySpec) -> list[optuna.trial.FrozenTrial]:
 
 
 def expected_view(trial: TrialRecord) -> str:
-    if trial.state is TrialState.INFEASIBLE:
+    if trial.state in (TrialState.INFEASIBLE, TrialState.STOPPED):
         return "PRUNED"
     return "FAIL" if trial.failure is not None else "COMPLETE"
 
 
 def constraint_names(spec: StudySpec) -> set[str]:
     return {"mixer_rules", *(f"limit{i}.{one.metric}" for i, one in enumerate(spec.limits))}
+
+
+class Driver:
+    """A coordinator in another process, with a Ray of its own."""
+
+    def __init__(self, folder: Path, orders: Mapping[str, Any], *options: str) -> None:
+        command = [sys.executable, "-m", "stub_driver", str(folder), json.dumps(orders), *options]
+        self.held = set(orders["hold"])
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def read_until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Read its output up to the line that is waited for."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if wanted(said):
+                return said
+        raise AssertionError(f"the coordinator ended with {self.process.wait()}")
+
+    def wait_until_held(self) -> list[int]:
+        """Wait until all trials that are ordered to hold run; return their workers."""
+
+        def all_run(said: dict[str, Any]) -> bool:
+            workers = dict(said.get("running", []))
+            return set(workers) == self.held and all(workers.values())
+
+        running = self.read_until(all_run)["running"]
+        return [int(worker.split()[-1]) for _number, worker in running]
+
+    def children(self) -> list[int]:
+        """Its processes and theirs."""
+        found, todo = list[int](), [self.process.pid]
+        while todo:
+            pid = todo.pop()
+            out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+            new = [int(child) for child in out.stdout.split()]
+            found += new
+            todo += new
+        return found
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def wait_for_end(pid: int, timeout_s: float = 20.0) -> bool:
+    """True once a process that is not our child has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)

@@ -29,10 +29,12 @@ from archsearch.messages import (
     Profiled,
     Rung,
     Started,
+    Stopped,
     TrialRequest,
 )
 from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.spec import (
+    EarlyStopping,
     Limit,
     MqarSpec,
     Objective,
@@ -53,7 +55,8 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
 
     Orders: `jitter_s` (random duration), and by trial number `kill`, `raise`, `exhaust`, `lose`,
     `diverge`, `nothing` (just end), `infinite`, and `hold` (wait for the lock of the file `hold` in
-    `folder`); `kill_once` and `lose_once` do it in the first attempt only.
+    `folder`); `kill_once` and `lose_once` do it in the first attempt only, `kill_at_rung_once`
+    after its second rung. With `rungs`, a study of so many that stops trials early, of `trials`.
     """
     told = {"folder": str(folder), **(orders or {})}
     window = Option(mixer="sliding_window", fields={"window": (4, 8, 16, 32, 64, 128)})
@@ -67,13 +70,24 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
             width=(32, 64), layers=(Slot(options=(conv, window)), Slot(options=(window, linear)))
         ),
         task=MqarSpec(recipe=json.dumps(told), vocab_size=64, train=(segment,), test=(segment,)),
-        train=TrainSpec(learning_rates=(1e-3,), seeds=1, epochs=1, batch_size=8, test_batch_size=8),
+        train=TrainSpec(
+            learning_rates=(1e-3,),
+            seeds=1,
+            epochs=1,
+            batch_size=8,
+            test_batch_size=8,
+            rungs=told.get("rungs", 1),
+        ),
         objectives=(
             Objective(metric="recall", direction="maximize"),
             Objective(metric="state_bytes", direction="minimize"),
         ),
         limits=(Limit(metric="state_bytes", maximum=200_000),),
-        search=SearchSpec(sampler="tpe", trials=6),
+        search=SearchSpec(
+            sampler="tpe",
+            trials=told.get("trials", 6),
+            early_stopping=EarlyStopping() if "rungs" in told else None,
+        ),
         resources=ResourcesSpec(parallel=2, trial_timeout_s=60),
         tracking=TrackingSpec(
             storage=f"sqlite:///{folder}/archsearch.db", mlflow=None, weights=f"{folder}/weights"
@@ -101,10 +115,18 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
             yield from _misbehave(order)
             return
     time.sleep(random.random() * orders.get("jitter_s", 0.0))
-    rung = Rung(rung=0, step=1, epoch=1.0, seconds=0.1, train_loss=(0.5,), selection_recall=(0.5,))
+    rungs = _rungs(request)
     if request.train_wanted:
-        yield rung
-        yield Evaluated(evaluation=_evaluation(request, rung), weights=b"pretended weights")
+        for rung in rungs:
+            yield rung
+            decision = request.decide(rung)
+            if not decision.goes_on:
+                yield Stopped(rung=rung.rung, reason=decision.reason)
+                return
+            kills = orders.get("kill_at_rung_once", [])
+            if attempt == 1 and rung.rung == 1 and request.number in kills:
+                yield from _misbehave("kill")
+        yield Evaluated(evaluation=_evaluation(request, rungs), weights=b"pretended weights")
     latency = float("inf") if request.number in orders.get("infinite", []) else 1.5
     yield Profiled(profile=_profile(request, latency))
 
@@ -144,7 +166,23 @@ def pretended_recall(arch_hash: str) -> float:
     return int(hashlib.sha256(arch_hash.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
 
 
-def _evaluation(request: TrialRequest, rung: Rung) -> Evaluation:
+def _rungs(request: TrialRequest) -> tuple[Rung, ...]:
+    """Recall rises evenly to what the architecture reaches in the end."""
+    count, recall = request.train.rungs, pretended_recall(request.arch.arch_hash)
+    return tuple(
+        Rung(
+            rung=rung,
+            step=rung + 1,
+            epoch=(rung + 1) / count,
+            seconds=0.1,
+            train_loss=(0.5,),
+            selection_recall=(recall * (rung + 1) / count,),
+        )
+        for rung in range(count)
+    )
+
+
+def _evaluation(request: TrialRequest, rungs: tuple[Rung, ...]) -> Evaluation:
     recall = pretended_recall(request.arch.arch_hash)
     member = MemberResult(
         learning_rate=1e-3,
@@ -159,7 +197,7 @@ def _evaluation(request: TrialRequest, rung: Rung) -> Evaluation:
         arch_hash=request.arch.arch_hash,
         recipe_hash=request.recipe_hash,
         members=(member,),
-        rungs=(rung,),
+        rungs=rungs,
         learning_rate=1e-3,
         recall=recall,
         recall_spread=0.0,

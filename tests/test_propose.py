@@ -32,7 +32,7 @@ from archsearch.propose.corners import (
 )
 from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposal, Proposer, distribution_of, resolve_sampler
-from archsearch.propose.told import Told
+from archsearch.propose.told import Told, told_of
 from archsearch.records import TrialState
 from archsearch.registry import load_mixer
 from archsearch.spec import Limit, Objective, StudySpec
@@ -91,6 +91,38 @@ def test_going_on_proposes_what_one_run_proposes(sampler: dict[str, Any]) -> Non
             given = number % 5 == 4
             one = proposer.take(whole[number - 1].params) if given else proposer.ask()
             assert one.arch == whole[number].arch, number
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler["name"])
+@pytest.mark.parametrize("complete_every", [3, 100], ids=["some", "all"])
+def test_every_sampler_goes_on_after_trials_that_were_stopped(
+    sampler: dict[str, Any], complete_every: int
+) -> None:
+    """They end without values, which Optuna's samplers of several objectives once fell over."""
+    proposer, kept = Proposer(SPEC, sampler), {"mixer_rules": 0.0, "limit0.state_bytes": -0.5}
+    for number in range(40 if complete_every == 3 else 24):
+        arch = proposer.ask().arch
+        known = {"state_bytes": float(state_bytes(arch, 32, torch.float32))}
+        stopped = told_of(SPEC, TrialState.STOPPED, False, known, kept)
+        assert stopped == Told("pruned", None, kept)
+        metrics = {**known, "recall": pretended_recall(arch.arch_hash)}
+        complete = told_of(SPEC, TrialState.COMPLETE, False, metrics, kept)
+        proposer.tell(number, complete if number % complete_every == 2 else stopped)
+
+
+def test_tpe_turns_away_from_what_is_stopped() -> None:
+    spec = SPEC.model_copy(update={"limits": ()})
+    proposer = Proposer(spec, {"name": "tpe"})
+    good = 0
+    for number in range(60):
+        arch = proposer.ask().arch
+        is_good = arch.layers[0].mixer == "base_conv"
+        values = (0.5, float(state_bytes(arch, 32, torch.float32)))
+        kept = {"mixer_rules": 0.0}
+        told = Told("complete", values, kept) if is_good else Told("pruned", None, kept)
+        proposer.tell(number, told)
+        good += is_good and number >= 30
+    assert good >= 20  # of 30; chance gives 15
 
 
 def test_proposals_do_not_depend_on_the_process() -> None:

@@ -77,7 +77,7 @@ def test_a_dominated_trial_is_stopped_and_told_why() -> None:
     decision = decide(RULE, 1, 8, (-0.4, 3.0), peers)
     assert not decision.goes_on
     assert decision.reason == (
-        "at rung 2 of 8 its recall and size took place 4 of 4, and the best 2 go on"
+        "recall 0.400 and its size took place 4 of 4 at rung 2 of 8, of which the best 2 go on"
     )
 
 

@@ -183,6 +183,16 @@ BAD = [
     ("time: 30m", "time: 30", 22, "found 30; expected a duration with its unit, such as 90s"),
     ("time: 30m", "time: 30x", 22, "unknown unit 'x'"),
     ("time: 30m", "warm_start: [smalest]", 22, "found 'smalest'", "mean 'smallest'?"),
+    ("time: 30m", "early_stopping: hyperband", 22, "found 'hyperband'; expected none, asha, or a"),
+    ("time: 30m", "early_stopping: {reduction: 1}", 22, "found 1; expected a number above 1"),
+    ("time: 30m", "early_stopping: {grace: 1}", 22, "found 1; expected a share of the training"),
+    ("time: 30m", "early_stopping: {grase: 0}", 22, "unknown key 'grase'", "mean 'grace'?"),
+    (
+        "time: 30m",
+        "early_stopping: {grace: 0.8}",
+        22,
+        "found early stopping with train.rungs 3, none of which lies between the grace (0.8 of",
+    ),
     ("gpus: 1", "gpus: 0.33", 23, "found 0.33; expected a whole number of GPUs", "written 1/3"),
     ("gpus: 1", "gpus: 2/3", 23, "found '2/3'; expected a whole number of GPUs"),
     ("gpus: 1", "gpus: 1.5", 23, "found 1.5; expected a whole number of GPUs"),
@@ -230,6 +240,7 @@ def validator() -> Draft202012Validator:
 
 
 READER_ONLY = {
+    "early_stopping: {grace: 0.8}",
     "study: |\n  good",
     "repeat: 200",
     "    - attention: {heads: 3}\n",

@@ -31,6 +31,10 @@ class Entry:
     failure: FailureClass | None = None
     from_cache: bool = False
     optuna_number: int | None = None
+    told: int = 0
+    """Trials that the sampler had been told of when this one was proposed."""
+    rung_recalls: tuple[float, ...] = ()
+    """Recall at every rung it reached, for early stopping; of a trial that has ended."""
 
     @property
     def is_work(self) -> bool:

@@ -7,14 +7,16 @@ sampler is told in order, just before it is asked again.
 import contextlib
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from archsearch.coordinator.book import Book, Entry
+from archsearch.coordinator.peers import rung_recalls
 from archsearch.errors import FailureClass, ServiceError
 from archsearch.gate import gate
 from archsearch.measures import constraints, measured_metrics, measured_violations
-from archsearch.messages import Evaluated
+from archsearch.messages import Evaluated, Rung
 from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposal, Proposer
 from archsearch.propose.told import Told, told_of
@@ -47,6 +49,7 @@ class Desk:
             metrics=seen.metrics,
             constraints=seen.constraints,
             duplicate_of=leader,
+            told=self.book.told,
         )
         self.ledger.add_trial(
             NewTrial(
@@ -55,6 +58,7 @@ class Desk:
                 params=entry.params,
                 sampler_notes=proposal.notes,
                 metrics=entry.metrics,
+                told=entry.told,
                 duplicate_of=leader,
             )
         )
@@ -115,6 +119,7 @@ class Desk:
         results = (evaluation.evaluation, profile.profile)
         metrics = measured_metrics(self.spec, *results)
         entry.constraints = constraints(self.spec, entry.arch, results)
+        entry.rung_recalls = rung_recalls(self.spec.train, evaluation.evaluation.rungs)
         verdict = Verdict(
             state=TrialState.COMPLETE,
             metrics=metrics,
@@ -131,6 +136,11 @@ class Desk:
         """End a trial that has no result."""
         verdict = Verdict(TrialState.FAILED, failure=failure, message=message, traceback=traceback)
         self._end(entry, verdict, token)
+
+    def stop(self, entry: Entry, rungs: Sequence[Rung], reason: str, token: str) -> None:
+        """End a trial that was stopped early."""
+        entry.rung_recalls = rung_recalls(self.spec.train, rungs)
+        self._end(entry, Verdict(TrialState.STOPPED, message=reason), token)
 
     def tell_sampler(self, lookahead: int) -> None:
         """Tell the sampler, in order, of every trial before the window."""
@@ -159,12 +169,13 @@ class Desk:
     def copy(self, leader: Entry, entry: Entry) -> None:
         """A duplicate ends as its leader did."""
         entry.constraints = leader.constraints
+        stopped = ", which was stopped early" if leader.state is TrialState.STOPPED else ""
         verdict = Verdict(
             TrialState.DUPLICATE,
             metrics=leader.metrics,
             violations=leader.violations,
             failure=leader.failure,
-            message=f"the same architecture as trial {leader.number}",
+            message=f"the same architecture as trial {leader.number}{stopped}",
         )
         self._end(entry, verdict)
 
@@ -175,8 +186,9 @@ class Desk:
         self.mirror.tell(entry.optuna_number, told, reason if told.state != "complete" else "")
 
     def _told(self, entry: Entry) -> Told:
+        first = entry if entry.duplicate_of is None else self.book[entry.duplicate_of]
         failed = entry.failure is not None
-        return told_of(self.spec, entry.state, failed, entry.metrics, entry.constraints)
+        return told_of(self.spec, first.state, failed, entry.metrics, entry.constraints)
 
 
 def write_weights(folder: Path, name: str, weights: bytes) -> Path:

@@ -23,7 +23,7 @@ class Flight:
     up: float | None = None
     """When a worker took it; its deadline counts from here, waiting for a worker does not."""
     started: Started | None = None
-    rung: Rung | None = None
+    rungs: list[Rung] = field(default_factory=list)
     heard: float | None = None
     """When its worker last showed a sign of life."""
 
@@ -52,6 +52,6 @@ class Flight:
             summary=self.entry.arch.summary,
             worker=worker,
             seconds=time.monotonic() - self.submitted,
-            rung=self.rung.rung if self.rung is not None else None,
-            best_recall=max(self.rung.selection_recall) if self.rung is not None else None,
+            rung=self.rungs[-1].rung if self.rungs else None,
+            best_recall=max(self.rungs[-1].selection_recall) if self.rungs else None,
         )

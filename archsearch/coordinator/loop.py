@@ -15,6 +15,7 @@ from archsearch.coordinator.desk import Desk
 from archsearch.coordinator.flights import Flight
 from archsearch.coordinator.heartbeat import Heartbeat
 from archsearch.coordinator.nexts import Nexts
+from archsearch.coordinator.peers import peers_of
 from archsearch.errors import FailureClass
 from archsearch.measures import profile_spec
 from archsearch.messages import (
@@ -25,6 +26,7 @@ from archsearch.messages import (
     Profiled,
     Rung,
     Started,
+    Stopped,
     TrialRequest,
 )
 from archsearch.records import TrialState
@@ -185,6 +187,7 @@ class Loop:
             checkpoints=self.desk.checkpoints(),
             execution=spec.resources.execution,
             threads=spec.resources.cpus,
+            peers=peers_of(spec, self.desk.book, entry),
         )
         database = self.desk.ledger.database
         arch_hash = entry.arch.arch_hash
@@ -228,7 +231,7 @@ class Loop:
             ledger.note_started(answer.token, event)
             self._note_device(event)
         elif isinstance(event, Rung):
-            flight.rung = event
+            flight.rungs.append(event)
             ledger.add_rung(answer.token, event)
         elif isinstance(event, Evaluated):
             assert event.evaluation.arch_hash == flight.entry.arch.arch_hash
@@ -236,6 +239,9 @@ class Loop:
             flight.evaluation = self.desk.put_evaluation(event)
         elif isinstance(event, Failed):
             self._fail(answer.token, event.failure, event.message, event.traceback)
+            return
+        elif isinstance(event, Stopped):
+            self._stopped(flight, answer.token, event)
             return
         else:
             self._profiled(flight, answer.token, event)
@@ -260,6 +266,11 @@ class Loop:
             row = put_profile(connection, profile, flight.request.profile_key)
         known = KnownProfile(row, profile)
         self.desk.complete(flight.entry, flight.evaluation, known, token, from_cache=False)
+
+    def _stopped(self, flight: Flight, token: str, event: Stopped) -> None:
+        self._land(token)
+        self.desk.stop(flight.entry, flight.rungs, event.reason, token)
+        self._changed(f"trial {flight.entry.number} was stopped early: {event.reason}")
 
     def _fail(self, token: str, failure: FailureClass, message: str, traceback: str = "") -> None:
         flight = self._land(token)

@@ -6,6 +6,7 @@ runs any more end as lost; Optuna's view is brought to say the same, so that no 
 
 from archsearch.coordinator.book import Book, Entry
 from archsearch.coordinator.desk import Desk
+from archsearch.coordinator.peers import rung_recalls
 from archsearch.gate import gate
 from archsearch.measures import constraints
 from archsearch.propose.mirror import Mirror
@@ -33,14 +34,17 @@ def read_book(spec: StudySpec, records: list[TrialRecord], proposer: Proposer) -
             failure=record.failure,
             from_cache=record.from_cache,
             optuna_number=record.optuna_number,
+            told=record.told,
         )
         if entry.duplicate_of is not None:
             entry.constraints = book[entry.duplicate_of].constraints
         elif record.evaluation is not None and record.profile is not None:
             results = (record.evaluation, record.profile)
             entry.constraints = constraints(spec, record.arch, results)
+            entry.rung_recalls = rung_recalls(spec.train, record.evaluation.rungs)
         else:
             entry.constraints = gate(record.arch, spec).constraints
+            entry.rung_recalls = rung_recalls(spec.train, record.rungs)
         book.add(entry)
     return book
 

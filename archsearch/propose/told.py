@@ -41,15 +41,16 @@ def told_of(
     metrics: Mapping[str, float],
     constraints: Mapping[str, float],
 ) -> Told:
-    """What to tell of a final trial: infeasible ones are pruned with their constraints.
+    """What to tell of a final trial: infeasible and stopped ones are pruned, with constraints.
 
     Args:
+        state: of the trial, or of the one that it duplicates.
         failed: it, or what it duplicates, ended without a result.
     """
     assert state.is_final
     if failed:
         return Told("fail")
-    if state is OurState.INFEASIBLE:
+    if state in (OurState.INFEASIBLE, OurState.STOPPED):
         return Told("pruned", constraints=constraints)
     values = tuple(metrics[objective.metric] for objective in spec.objectives)
     return Told("complete", values, constraints)

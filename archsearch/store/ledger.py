@@ -37,6 +37,7 @@ class NewTrial:
     params: Mapping[str, Any]
     sampler_notes: Mapping[str, Any]
     metrics: Mapping[str, float]
+    told: int = 0
     duplicate_of: int | None = None
 
 
@@ -156,6 +157,7 @@ class Ledger:
                     arch=json.loads(new.arch.canonical_json),
                     params=dict(new.params),
                     sampler_notes=dict(new.sampler_notes),
+                    told=new.told,
                     metrics=dict(new.metrics),
                     violations=[],
                     duplicate_of=new.duplicate_of,

@@ -236,6 +236,7 @@ def _trial_record(
         weights_sha256=row["weights_sha256"],
         optuna_number=row["optuna_number"],
         sampler_notes=row["sampler_notes"],
+        told=row["told"],
     )
 
 

@@ -106,6 +106,8 @@ trials = Table(
     Column("params", JSON, nullable=False),
     # What the sampler noted with its proposal, so that going on later proposes the same.
     Column("sampler_notes", JSON, nullable=False),
+    # Trials before this number are the peers that early stopping holds this one against.
+    Column("told", Integer, nullable=False),
     Column("metrics", JSON, nullable=False),
     Column("violations", JSON, nullable=False),
     Column("duplicate_of", Integer),

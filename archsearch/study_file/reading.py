@@ -11,12 +11,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 from archsearch.architectures import architecture_names
-from archsearch.errors import PluginError, SpecError
+from archsearch.errors import PluginError, SpecError, nearest
 from archsearch.messages import PluginFile
 from archsearch.registry import add_plugin_file, forget_plugin_file, mixer_fields
-from archsearch.spec import CORNERS, Execution, ResourcesSpec, SearchSpec, StudySpec, TrackingSpec
+from archsearch.spec import (
+    CORNERS,
+    EarlyStopping,
+    Execution,
+    ResourcesSpec,
+    SearchSpec,
+    StudySpec,
+    TrackingSpec,
+)
+from archsearch.stopping import why_never
 from archsearch.study_file.checks import excluded
 from archsearch.study_file.grammar import (
+    NONE,
     Cursor,
     Key,
     Kind,
@@ -25,6 +35,7 @@ from archsearch.study_file.grammar import (
     duration,
     items,
     listing,
+    number,
     or_none,
     scalar,
     section,
@@ -81,6 +92,35 @@ _GPUS = scalar(
 _SAMPLERS = get_args(SearchSpec.model_fields["sampler"].annotation)
 _STARTS = (*CORNERS, *architecture_names())
 _ANY_TEXT = text("text")
+_ASHA = "asha"
+_RULE = EarlyStopping()
+_STOPPING = section(
+    (
+        Key(
+            "reduction",
+            number("a number above 1", above=1),
+            f"One in so many goes on. Default {_RULE.reduction:g}.",
+        ),
+        Key(
+            "grace",
+            number("a share of the training, from 0 to below 1", minimum=0, below=1),
+            f"Share of the training before which no trial is stopped. Default {_RULE.grace:g}.",
+        ),
+    )
+)
+_STOPPING_ACCEPTS = f"{NONE}, {_ASHA}, or a mapping such as {{reduction: 3, grace: 0.25}}"
+
+
+def _read_stopping(cursor: Cursor) -> EarlyStopping | None:
+    if cursor.value == NONE:
+        return None
+    if cursor.value == _ASHA:
+        return _RULE
+    if not isinstance(cursor.value, dict):
+        raise cursor.expected(_STOPPING_ACCEPTS, nearest(cursor.value, (NONE, _ASHA)))
+    return EarlyStopping.model_validate(_STOPPING.read(cursor))
+
+
 _SEARCH, _RESOURCES, _TRACKING = SearchSpec(), ResourcesSpec(), TrackingSpec()
 
 SEARCH = section(
@@ -103,6 +143,15 @@ SEARCH = section(
         ),
         Key("failures", whole(1, 10**7), "Failed trials after which no trial starts."),
         Key("warm_start", listing(choice(_STARTS)), "Architectures to begin with."),
+        Key(
+            "early_stopping",
+            Kind(
+                _STOPPING_ACCEPTS,
+                {"anyOf": [{"enum": [NONE, _ASHA]}, {**_STOPPING.schema, "type": "object"}]},
+                _read_stopping,
+            ),
+            f"Which trials are stopped before their training ends. Default {NONE}.",
+        ),
     )
 )
 RESOURCES = section(
@@ -216,6 +265,7 @@ def load_study(path: Path) -> StudySpec:
         spec = _assemble(root, STUDY.read(root))
         _check_prefix(root, spec)
         _check_limits(root, spec)
+        _check_stopping(root, spec)
     except Rejected:
         ordered = sorted(set(root.problems), key=lambda problem: (problem.line, problem.column))
         raise SpecError(document.source, ordered) from None
@@ -244,6 +294,11 @@ def _assemble(root: Cursor, given: dict[str, Any]) -> StudySpec:
 def _check_prefix(root: Cursor, spec: StudySpec) -> None:
     if said := too_long_prefix(spec.task, spec.train):
         raise root.refuse(said, "train", "objective", "just_read_twice", "prefix")
+
+
+def _check_stopping(root: Cursor, spec: StudySpec) -> None:
+    if said := why_never(spec):
+        raise root.refuse(said, "search", "early_stopping")
 
 
 def _check_limits(root: Cursor, spec: StudySpec) -> None:

@@ -16,10 +16,16 @@ from archsearch.spec import ResourcesSpec
 TESTS = Path(__file__).parent.parent
 
 
+def inherited_path() -> list[str]:
+    """Where else Python was told to look for modules."""
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
     """A local Ray that `run_study` finds running in this process and leaves running."""
-    os.environ["PYTHONPATH"] = str(TESTS)  # workers import the pretended trials from here
+    # Workers import the pretended trials from here.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *inherited_path()])
     os.environ["RAY_OVERRIDE_RESOURCES"] = '{"GPU": 2}'  # pretended too: Ray only counts them
     cluster = Cluster(ResourcesSpec(), None)
     yield

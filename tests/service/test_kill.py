@@ -2,16 +2,23 @@
 
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from service_cases import Watcher, check_books, held, optuna_trials, run, starts, stored
+from service_cases import (
+    Driver,
+    Watcher,
+    check_books,
+    held,
+    optuna_trials,
+    run,
+    starts,
+    stored,
+    wait_for_end,
+)
 from stub_trials import stub_study
 from typer.testing import CliRunner
 
@@ -23,58 +30,7 @@ from archsearch.snapshot import Snapshot
 from archsearch.store import Store
 from archsearch.store.holder import Holder
 
-TESTS = Path(__file__).parent.parent
 HOLD = {"hold": [2, 3]}
-
-
-class Driver:
-    """A coordinator in another process, with a Ray of its own."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "stub_driver", str(folder), json.dumps(HOLD), *options]
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
-            stdout=subprocess.PIPE,
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def read_until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Read its output up to the line that is waited for."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if wanted(said):
-                return said
-        raise AssertionError(f"the coordinator ended with {self.process.wait()}")
-
-    def wait_until_held(self) -> list[int]:
-        """Wait until both trials that are ordered to hold run; return their workers."""
-
-        def both_run(said: dict[str, Any]) -> bool:
-            workers = dict(said.get("running", []))
-            return set(workers) == {2, 3} and all(workers.values())
-
-        running = self.read_until(both_run)["running"]
-        return [int(worker.split()[-1]) for _number, worker in running]
-
-    def children(self) -> list[int]:
-        """Its processes and theirs."""
-        found, todo = list[int](), [self.process.pid]
-        while todo:
-            pid = todo.pop()
-            out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-            new = [int(child) for child in out.stdout.split()]
-            found += new
-            todo += new
-        return found
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
@@ -82,7 +38,7 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     started: list[Driver] = []
 
     def start(*options: str) -> Driver:
-        started.append(Driver(tmp_path, *options))
+        started.append(Driver(tmp_path, HOLD, *options))
         return started[-1]
 
     yield start
@@ -96,18 +52,6 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
-
-
-def wait_for_end(pid: int, timeout_s: float = 20.0) -> bool:
-    """True once a process that is not our child has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], timeout_s)[0])
-    finally:
-        os.close(handle)
 
 
 def finish(folder: Path) -> None:
