@@ -301,6 +301,8 @@ def test_check_fails_if_anything_does(folder: Path) -> None:
     failed = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("FAIL")]
     assert failed == ["database", "tracking"]
     assert "2 of" in result.stderr and "database, tracking" in result.stderr
+    untracked = invoke("check", "--mlflow", "none")
+    assert "tracking" not in untracked.stdout + untracked.stderr
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -25,8 +25,9 @@ def check(storage: Storage = None, mlflow: Mlflow = None, as_json: AsJson = Fals
     from archsearch.spec import TrackingSpec
 
     usual = TrackingSpec()
+    tracking = None if mlflow == "none" else mlflow or usual.mlflow
     done = []
-    for one in run_checks(storage or usual.storage, mlflow or usual.mlflow):
+    for one in run_checks(storage or usual.storage, tracking):
         done.append(one)
         if not as_json:
             typer.echo(check_line(one))
