@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archsearch.arch import ArchSpec, LayerSpec
-from archsearch.spec import PLACED, MqarSpec, StudySpec, TrainSpec
+from archsearch.spec import PLACED, EarlyStopping, MqarSpec, StudySpec, TrainSpec
 from archsearch.units import format_bytes, format_count, format_duration
 
 Kind = Literal["fraction", "bytes", "ms", "count", "seconds", "number"]
@@ -104,6 +104,13 @@ def loss_title(train: TrainSpec) -> str:
         return ""
     where = "" if given.prefix is None else f" of the first {given.prefix} tokens"
     return f", just_read_twice ({given.mask_share:g}{where} masked, weight {given.mask_weight:g})"
+
+
+def stopping_title(rule: EarlyStopping | None) -> str:
+    """Early stopping in a few words; an empty string if there is none."""
+    if rule is None:
+        return ""
+    return f"one in {rule.reduction:g} goes on, from {rule.grace:.0%} of the training on"
 
 
 def architecture(spec: StudySpec, arch: ArchSpec) -> str:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from archsearch.compose import count, walk
-from archsearch.display import axis_title, loss_title, quantity, task_title, written
+from archsearch.display import axis_title, loss_title, quantity, stopping_title, task_title, written
 from archsearch.gate import gate
 from archsearch.model_spec import Block, Option, Piece, Ratio, Share, Slot
 from archsearch.propose.corners import SMALL, sample
@@ -83,6 +83,7 @@ def preview_text(spec: StudySpec) -> str:
             f"{loss_title(spec.train)}",
         ),
         ("search", f"{search.sampler}, {budget}, seed {spec.seed}"),
+        ("early stopping", stopping_title(search.early_stopping)),
         ("one trial", _resources(spec)),
         ("storage", spec.tracking.storage),
         ("mlflow", spec.tracking.mlflow or "none"),

@@ -115,6 +115,7 @@ def status_line(snapshot: Snapshot) -> str:
 
 def _left_out(snapshot: Snapshot) -> list[str]:
     counts = {
+        "stopped early": snapshot.stopped,
         "failed": snapshot.failed,
         "duplicate": snapshot.duplicate,
         "infeasible": snapshot.infeasible,

@@ -128,9 +128,22 @@ def losses(trials: Iterable[TrialRecord]) -> dict[str, list[tuple[TrialRecord, s
             continue
         if trial.failure is not None:
             found[str(trial.failure).replace("_", " ")].append((trial, trial.message))
+        elif trial.state is TrialState.STOPPED:
+            found["stopped early"].append((trial, trial.message))
         elif trial.violations:
             found["over a limit"].append((trial, " ".join(trial.violations)))
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def training_saved(spec: StudySpec, trials: Iterable[TrialRecord]) -> float:
+    """Share of the training, 0 to 1, that early stopping saved in the trials that trained here."""
+    saved: list[float] = []
+    for trial in trials:
+        if trial.state is TrialState.STOPPED:
+            saved.append(1.0 - (trial.rungs[-1].epoch / spec.train.epochs if trial.rungs else 0.0))
+        elif trial.state is TrialState.COMPLETE and not trial.from_cache:
+            saved.append(0.0)
+    return sum(saved) / len(saved) if saved else 0.0
 
 
 @dataclass(frozen=True)

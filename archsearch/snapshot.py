@@ -43,7 +43,7 @@ class Snapshot:
     trials: int
     """Budget of distinct evaluated architectures."""
     evaluated: int
-    """Complete and failed; what the budget counts."""
+    """Complete, stopped early and failed; what the budget counts."""
     complete: int
     from_cache: int
     """Of the complete ones, answered from earlier results without training."""
@@ -66,6 +66,8 @@ class Snapshot:
     """Trials that can run at once."""
     note: str = ""
     """A sentence about what just happened, such as a trial that was lost and goes again."""
+    stopped: int = 0
+    """Trials that were stopped early."""
 
 
 INTERRUPTED = ("interrupted", "stopped")

@@ -11,11 +11,15 @@ from typing import Any
 from archsearch.arch import LayerSpec
 from archsearch.display import architecture, axis_title, quantity, shown_metrics, written
 from archsearch.front import hypervolume_of, ranked
-from archsearch.records import StudyRecord, TrialRecord, TrialState, losses
+from archsearch.records import StudyRecord, TrialRecord, TrialState, losses, training_saved
 from archsearch.spec import StudySpec
+from archsearch.stopping import quality
 from archsearch.units import format_duration
 
 Json = dict[str, Any]
+
+SHOWN = 3
+"""Trials stopped early that `status` tells of, the last ones."""
 
 
 def aligned(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -100,6 +104,8 @@ def losses_text(trials: Sequence[TrialRecord]) -> str:
 def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
     """Where a study stands."""
     counts = Counter(trial.state for trial in trials)
+    stops = [trial for trial in trials if trial.state is TrialState.STOPPED]
+    stops.sort(key=lambda trial: (trial.finished_at or trial.proposed_at, trial.number))
     return {
         "study": study.name,
         "identity": study.spec.identity,
@@ -108,6 +114,8 @@ def status_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
         "stop_reason": study.stop_reason,
         "wanted": study.spec.search.trials,
         "trials": {str(state): counts[state] for state in TrialState},
+        "training_saved": training_saved(study.spec, trials),
+        "last_stopped": [{"number": one.number, "reason": one.message} for one in stops[-SHOWN:]],
         "front": sum(rank == 0 for _, rank in ranked(study, trials)),
         "hypervolume": hypervolume_of(study, trials),
         "seconds_run": study.seconds_run,
@@ -148,13 +156,14 @@ def budget_text(values: Json) -> str:
 
 
 def status_text(rows: Sequence[Json]) -> str:
-    """One line a study, from their `status_values`."""
-    headers = ["study", "complete", "failed", "duplicate", "infeasible", "pending", "front"]
+    """One line a study, from their `status_values`; below them, who was stopped early and why."""
+    states = ["stopped", "failed", "duplicate", "infeasible", "pending"]
+    headers = ["study", "complete", *states, "front"]
     table = [
         [
             row["study"],
             f"{row['trials']['complete']}/{row['wanted']}",
-            *(str(row["trials"][state]) for state in headers[2:6]),
+            *(str(row["trials"][state]) for state in states),
             str(row["front"]),
             written("hypervolume", row["hypervolume"]),
             format_duration(row["seconds_run"]),
@@ -162,7 +171,14 @@ def status_text(rows: Sequence[Json]) -> str:
         ]
         for row in rows
     ]
-    return aligned([*headers, "hypervolume", "ran for", "state"], table)
+    stops = [line for row in rows if row["last_stopped"] for line in ("", *_stops(row))]
+    return "\n".join([aligned([*headers, "hypervolume", "ran for", "state"], table), *stops])
+
+
+def _stops(row: Json) -> list[str]:
+    saved = f"which saved {row['training_saved']:.0%} of the training"
+    said = f"study '{row['study']}': {row['trials']['stopped']} stopped early, {saved}; the last:"
+    return [said, *(f"  trial {one['number']}: {one['reason']}" for one in row["last_stopped"])]
 
 
 def _standing(row: Json) -> str:
@@ -207,6 +223,7 @@ def trial_values(study: StudyRecord, trial: TrialRecord, rank: int | None) -> Js
             }
             for attempt in trial.attempts
         ],
+        "rungs": [rung.model_dump(mode="json") for rung in trial.rungs],
         "evaluation": trial.evaluation.model_dump(mode="json") if trial.evaluation else None,
         "profile": trial.profile.model_dump(mode="json") if trial.profile else None,
         "weights": trial.weights_path,
@@ -233,17 +250,34 @@ def trial_text(study: StudyRecord, trial: TrialRecord, rank: int | None) -> str:
         ]
         lines += ["", aligned(["metric", "value"], rows)]
     lines += _learned(trial)
+    if trial.state is TrialState.STOPPED:
+        lines += _climbed(study.spec, trial)
     if trial.duplicate_of is not None and not trial.message:
         lines += ["", f"The same architecture as trial {trial.duplicate_of}."]
     lines += ["", *trial.violations] if trial.violations else []
     if trial.failure is not None or trial.message:
-        lines += ["", f"{trial.failure or trial.state}: {trial.message}"]
+        what = "stopped early" if trial.state is TrialState.STOPPED else trial.state
+        lines += ["", f"{trial.failure or what}: {trial.message}"]
     lines += ["", trial.traceback.rstrip()] if trial.traceback else []
     for attempt in trial.attempts[:-1]:
         lines.append(
             f"attempt {attempt.attempt} on {attempt.node}: {attempt.failure} {attempt.message}"
         )
     return "\n".join(lines)
+
+
+def _climbed(spec: StudySpec, trial: TrialRecord) -> list[str]:
+    """Recall on the selection split at every rung that a stopped trial reached."""
+    rows = [
+        (
+            f"{rung.rung + 1}",
+            f"{rung.epoch:g}",
+            written("recall", quality(spec.train.member_rates, rung.selection_recall)),
+        )
+        for rung in trial.rungs
+    ]
+    done = f"{trial.rungs[-1].epoch:g} of {spec.train.epochs} epochs" if trial.rungs else "nothing"
+    return ["", aligned(["rung", "epoch", "recall"], rows), "", f"trained for {done}"]
 
 
 def _learned(trial: TrialRecord) -> list[str]:

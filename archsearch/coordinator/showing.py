@@ -72,6 +72,7 @@ class Showing:
             seconds_left=self._seconds_left(),
             slots=slots,
             note=note,
+            stopped=book.count(TrialState.STOPPED),
         )
 
     def _front_of(self, complete: list[Entry]) -> tuple[int, float]:

@@ -252,8 +252,18 @@ function shares() {
 
 function failures() {
   $("failure-section").hidden = DATA.failures.length === 0;
-  for (const { reason, count, trials } of DATA.failures) {
-    $("failures").append(html("details", {}, html("summary", { text: `${reason}: ${count}` }),
+  leftOut($("failures"), DATA.failures);
+}
+
+function stopped() {
+  $("stopped-section").hidden = DATA.stopped.length === 0;
+  $("saved").textContent = `Early stopping saved ${Math.round(100 * DATA.training_saved)} % of the training.`;
+  leftOut($("stopped"), DATA.stopped);
+}
+
+function leftOut(place, rows) {
+  for (const { reason, count, trials } of rows) {
+    place.append(html("details", {}, html("summary", { text: `${reason}: ${count}` }),
       html("ul", {}, ...trials.map((trial) => html("li", {}, html("b", { text: `#${trial.number} ` }), `${trial.summary}: `, html("span", { class: "soft", text: trial.message }))))));
   }
 }
@@ -264,5 +274,6 @@ makePanels();
 frontTable();
 hypervolume();
 shares();
+stopped();
 failures();
 pick([...FRONT].sort((a, b) => b.metrics.recall - a.metrics.recall)[0]?.number ?? null);

@@ -21,6 +21,7 @@ from archsearch.display import (
     place,
     quantity,
     shown_metrics,
+    stopping_title,
     task_title,
     written,
 )
@@ -29,7 +30,7 @@ from archsearch.front import hypervolume_of, ranked
 from archsearch.messages import Evaluation
 from archsearch.mixer import state_bytes
 from archsearch.model_spec import Slot
-from archsearch.records import StudyRecord, TrialRecord, TrialState, losses
+from archsearch.records import StudyRecord, TrialRecord, TrialState, losses, training_saved
 from archsearch.spec import StudySpec
 from archsearch.units import format_duration
 
@@ -170,7 +171,9 @@ def page_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
         "trials": [_trial(spec, trial, ranks.get(trial.number)) for trial in trials],
         "hypervolume": hypervolume_history(study, trials),
         "shares": _shares(trials, ranks),
-        "failures": _failures(spec, trials),
+        "failures": _failures(spec, [one for one in trials if one.state is not TrialState.STOPPED]),
+        "stopped": _failures(spec, [one for one in trials if one.state is TrialState.STOPPED]),
+        "training_saved": training_saved(spec, trials),
         "settings": _settings(study),
         "spec": spec.model_dump(mode="json"),
     }
@@ -188,8 +191,13 @@ def headline(
         (str(sum(rank == 0 for rank in ranks.values())), "on the front"),
         (str(counts[TrialState.COMPLETE]), f"of {study.spec.search.trials} trials complete"),
         *(
-            (str(counts[state]), str(state))
-            for state in (TrialState.FAILED, TrialState.INFEASIBLE, TrialState.DUPLICATE)
+            (str(counts[state]), "stopped early" if state is TrialState.STOPPED else str(state))
+            for state in (
+                TrialState.STOPPED,
+                TrialState.FAILED,
+                TrialState.INFEASIBLE,
+                TrialState.DUPLICATE,
+            )
             if counts[state]
         ),
         *([(str(counts[TrialState.PENDING]), "under way")] if counts[TrialState.PENDING] else []),
@@ -334,6 +342,7 @@ def _settings(study: StudyRecord) -> list[tuple[str, str]]:
         ),
         ("population", f"{train.population}: learning rates {rates}; {train.seeds} seeds"),
         ("search", f"{spec.search.sampler}, {spec.search.trials} trials, seed {spec.seed}"),
+        ("early stopping", stopping_title(spec.search.early_stopping)),
         ("started", study.created_at.strftime("%Y-%m-%d %H:%M")),
         ("stopped by", study.stop_reason or "not yet"),
         ("identity", spec.identity),

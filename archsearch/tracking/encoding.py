@@ -6,13 +6,13 @@ field is not there, and its architecture again as numbers under `arch/`. Knows n
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from archsearch.arch import NO_MIXER, ArchSpec, LayerSpec
 from archsearch.display import architecture, shown_metrics, written
 from archsearch.errors import PluginError
-from archsearch.messages import Evaluation, Profile
+from archsearch.messages import Evaluation, Profile, Rung
 from archsearch.model_spec import Option, Slot
 from archsearch.records import StudyRecord, TrialRecord, TrialState
 from archsearch.registry import mixer_fields
@@ -132,6 +132,8 @@ def points_of(spec: StudySpec, trial: TrialRecord) -> list[Point]:
     points = [Point(key, value) for key, value in numbers.items()]
     if trial.evaluation is not None:
         points += _evaluation_points(trial.evaluation)
+    elif trial.state is TrialState.STOPPED:
+        points += _rung_points(spec.train.member_rates, trial.rungs)
     if trial.profile is not None:
         points += _profile_points(trial.profile, trial.metrics)
     return [point for point in points if math.isfinite(point.value)]
@@ -146,13 +148,17 @@ def _evaluation_points(evaluation: Evaluation) -> Iterator[Point]:
         yield Point("recall_by_pairs", recall, pairs)
     for length, recall in sorted(evaluation.recall_by_length.items()):
         yield Point("recall_by_length", recall, length)
-    rates = sorted({member.learning_rate for member in evaluation.members})
-    for rung in evaluation.rungs:
-        for rate in rates:
+    yield from _rung_points([one.learning_rate for one in evaluation.members], evaluation.rungs)
+
+
+def _rung_points(member_rates: Sequence[float], rungs: Sequence[Rung]) -> Iterator[Point]:
+    """Learning curves: mean over the seeds of each learning rate."""
+    for rung in rungs:
+        for rate in sorted(set(member_rates)):
             members = [
                 index
-                for index, member in enumerate(evaluation.members)
-                if member.learning_rate == rate and index < len(rung.selection_recall)
+                for index, one in enumerate(member_rates)
+                if one == rate and index < len(rung.selection_recall)
             ]
             losses = [loss for i in members if (loss := rung.train_loss[i]) is not None]
             recalls = [rung.selection_recall[i] for i in members]
@@ -183,6 +189,7 @@ def tags_of(trial: TrialRecord) -> dict[str, str]:
         "state": str(trial.state),
         "arch_hash": trial.arch.arch_hash,
         "from_cache": _yes(trial.from_cache),
+        "stop_reason": trial.message if trial.state is TrialState.STOPPED else ABSENT,
         "failure": str(trial.failure) if trial.failure is not None else ABSENT,
         "device_model": trial.profile.device_model if trial.profile is not None else ABSENT,
     }
@@ -215,6 +222,7 @@ def study_note(study: StudyRecord) -> str:
     """A few lines of Markdown on how to browse a study."""
     return (
         f"Study `{study.name}`: one run a trial. Filter `tags.front = 'true'` for the Pareto "
-        "front, `tags.state = 'complete'` for all results. The run `summary` carries the "
+        "front, `tags.state = 'complete'` for all results, `tags.state = 'stopped'` for trials "
+        "that were stopped early (`stop_reason` says why). The run `summary` carries the "
         "interactive report (Artifacts, `report.html`) and the hypervolume."
     )
