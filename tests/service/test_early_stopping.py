@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 from service_cases import Driver, Watcher, check_books, held, run, stored, wait_for_end
-from stub_trials import pretended_recall, stub_study
+from stub_trials import FUNCTION, pretended_recall, stub_study
 
+from archsearch.cluster import Answer, Cluster
+from archsearch.compose import walk
 from archsearch.coordinator.book import Entry
 from archsearch.coordinator.desk import Desk
 from archsearch.coordinator.peers import peers_of
 from archsearch.coordinator.repair import read_book
 from archsearch.errors import FailureClass, StudyRefusedError
+from archsearch.measures import profile_spec
+from archsearch.messages import Peers, Started, Stopped, TrialRequest
 from archsearch.propose.sampler import Proposer
 from archsearch.records import AttemptState, TrialRecord, TrialState
-from archsearch.spec import StudySpec
+from archsearch.spec import EarlyStopping, ResourcesSpec, StudySpec
 from archsearch.stopping import decide, decision_rungs, point_of
 from archsearch.store import Store
 
@@ -173,3 +177,36 @@ def test_early_stopping_may_not_change_when_a_study_goes_on(tmp_path: Path) -> N
     plain["search"]["early_stopping"] = {"reduction": 2.0}
     with pytest.raises(StudyRefusedError, match=r"search\.early_stopping"):
         run(StudySpec.model_validate(plain), trials=2)
+
+
+def test_a_stopped_trial_gives_its_device_back_within_a_second(tmp_path: Path) -> None:
+    """Its process ends, and with it all that it holds of the device."""
+    spec = stub_study(tmp_path, orders=ORDERS)
+    arch = next(walk(spec.model)).arch
+    better = ((-1.0, 0.0),) * 4
+    request = TrialRequest(
+        study=spec.study,
+        number=0,
+        token="to be stopped",
+        arch=arch,
+        task=spec.task,
+        train=spec.train,
+        profile=profile_spec(spec, exclusive=True),
+        seed=0,
+        device="cpu",
+        peers=Peers(
+            rule=EarlyStopping(),
+            objectives=spec.objectives,
+            known={"state_bytes": 1e9},
+            points={1: better},
+        ),
+    )
+    cluster = Cluster(ResourcesSpec(gpus=1), None, FUNCTION)
+    cluster.submit(request)
+    pid = 0
+    while True:
+        events = [one.event for one in cluster.wait(60) if isinstance(one, Answer)]
+        pid = next((one.pid for one in events if isinstance(one, Started)), pid)
+        if any(isinstance(one, Stopped) for one in events):
+            break
+    assert wait_for_end(pid, timeout_s=1.0)
