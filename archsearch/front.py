@@ -39,6 +39,20 @@ def ranked(study: StudyRecord, trials: Iterable[TrialRecord]) -> list[tuple[Tria
     return sorted(pairs, key=lambda pair: (pair[0].metrics.get("state_bytes", 0), pair[0].number))
 
 
+def confirmed(study: StudyRecord, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """The confirmed front, by state bytes: recall of fresh seeds where there are any, and they are.
+
+    A trial that is on that front without fresh seeds of its own is left out.
+    """
+    candidates = [trial for trial, _rank in ranked(study, trials)]
+    found = ranks([costs(study.spec, trial.believed) for trial in candidates])
+    return [
+        trial
+        for trial, rank in zip(candidates, found, strict=True)
+        if rank == 0 and trial.confirmation is not None
+    ]
+
+
 def hypervolume_of(study: StudyRecord, trials: Iterable[TrialRecord]) -> float:
     """Share of the box between ideal and reference point that the front dominates, 0 to 1.
 

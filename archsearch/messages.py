@@ -82,6 +82,8 @@ class TrialRequest(_Message):
     plugins: tuple[PluginFile, ...] = ()
     train_wanted: bool = True
     """False if the evaluation is already known and only the profile is missing."""
+    profile_wanted: bool = True
+    """False if only the evaluation is."""
     checkpoints: str | None = None
     """Folder for the progress of long trials; used by the machines that see it."""
     execution: Execution | None = None

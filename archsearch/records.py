@@ -102,6 +102,8 @@ class TrialRecord:
     attempts: tuple[AttemptRecord, ...] = ()
     rungs: tuple[Rung, ...] = ()
     evaluation: Evaluation | None = None
+    confirmation: Evaluation | None = None
+    """By seeds that took no part in the search; of members of the front, if the study asks."""
     profile: Profile | None = None
     weights_path: str | None = None
     weights_sha256: str | None = None
@@ -111,6 +113,13 @@ class TrialRecord:
     """What the sampler noted with the proposal; needed to go on as if never interrupted."""
     told: int = 0
     """Trials that the sampler knew the end of when it proposed this one: its peers."""
+
+    @property
+    def believed(self) -> dict[str, float]:
+        """Its metrics, with the recall of fresh seeds if there are any."""
+        if self.confirmation is None:
+            return self.metrics
+        return self.metrics | {"recall": self.confirmation.recall}
 
     @property
     def feasible(self) -> bool:

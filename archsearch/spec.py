@@ -192,6 +192,8 @@ class SearchSpec(Frozen):
     """Corners of the space, or published architectures projected into it."""
     early_stopping: EarlyStopping | None = Field(default=None, exclude_if=lambda rule: rule is None)
     """None: every trial trains to its end."""
+    confirm: int = 0
+    """Fresh seeds that members of the front are trained with once the search is over."""
 
 
 class ResourcesSpec(Frozen):

@@ -10,7 +10,7 @@ from typing import Any
 
 from archsearch.arch import LayerSpec
 from archsearch.display import architecture, axis_title, quantity, shown_metrics, written
-from archsearch.front import hypervolume_of, ranked
+from archsearch.front import confirmed, hypervolume_of, ranked
 from archsearch.records import StudyRecord, TrialRecord, TrialState, losses, training_saved
 from archsearch.spec import StudySpec
 from archsearch.stopping import quality
@@ -48,6 +48,7 @@ def front_values(study: StudyRecord, trials: Sequence[TrialRecord]) -> Json:
         "hypervolume": hypervolume_of(study, trials),
         "reference": study.reference,
         "front": [_member(study.spec, trial) for trial in members],
+        "confirmed_front": [trial.number for trial in confirmed(study, trials)],
     }
 
 
@@ -58,7 +59,17 @@ def _member(spec: StudySpec, trial: TrialRecord) -> Json:
         "architecture": architecture(spec, trial.arch),
         "metrics": trial.metrics,
         "recall_spread": trial.evaluation.recall_spread if trial.evaluation is not None else None,
+        "confirmed": confirmation_values(trial),
     }
+
+
+def confirmation_values(trial: TrialRecord) -> Json | None:
+    """What fresh seeds recalled; None if there are none."""
+    again = trial.confirmation
+    if again is None:
+        return None
+    spread, seeds = again.recall_spread, len(again.members)
+    return {"recall": again.recall, "recall_spread": spread, "seeds": seeds}
 
 
 def front_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
@@ -70,6 +81,11 @@ def front_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
     headers = ["trial", *(quantity(name).label for name in names), "architecture"]
     headers.insert(2, "spread")
     rows = [_front_row(study.spec, trial, names) for trial in members]
+    again = [trial.confirmation for trial in members]
+    if any(again):
+        headers.insert(3, "confirmed")
+        for row, one in zip(rows, again, strict=True):
+            row.insert(3, written("recall", one.recall if one is not None else None))
     axes = ", ".join(
         f"{axis.direction} {axis_title(study.spec, axis.metric)}" for axis in study.spec.objectives
     )
@@ -77,8 +93,14 @@ def front_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
     return (
         f"{aligned(headers, rows)}\n\n"
         f"{len(members)} of {sum(trial.feasible for trial in trials)} feasible trials are on the "
-        f"front of '{study.name}' ({axes}); hypervolume {volume}"
+        f"front of '{study.name}' ({axes}); hypervolume {volume}" + _confirmed_text(study, trials)
     )
+
+
+def _confirmed_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
+    """Which trials are on the front by fresh seeds; nothing if none was trained with them."""
+    front = ", ".join(str(trial.number) for trial in confirmed(study, trials))
+    return f"\nThe confirmed front, by fresh seeds: trials {front}" if front else ""
 
 
 def _front_row(spec: StudySpec, trial: TrialRecord, names: Sequence[str]) -> list[str]:
@@ -225,6 +247,7 @@ def trial_values(study: StudyRecord, trial: TrialRecord, rank: int | None) -> Js
         ],
         "rungs": [rung.model_dump(mode="json") for rung in trial.rungs],
         "evaluation": trial.evaluation.model_dump(mode="json") if trial.evaluation else None,
+        "confirmation": trial.confirmation.model_dump(mode="json") if trial.confirmation else None,
         "profile": trial.profile.model_dump(mode="json") if trial.profile else None,
         "weights": trial.weights_path,
     }
@@ -260,9 +283,9 @@ def trial_text(study: StudyRecord, trial: TrialRecord, rank: int | None) -> str:
         lines += ["", f"{trial.failure or what}: {trial.message}"]
     lines += ["", trial.traceback.rstrip()] if trial.traceback else []
     for attempt in trial.attempts[:-1]:
-        lines.append(
-            f"attempt {attempt.attempt} on {attempt.node}: {attempt.failure} {attempt.message}"
-        )
+        if attempt.failure is not None:
+            said = f"{attempt.failure} {attempt.message}"
+            lines.append(f"attempt {attempt.attempt} on {attempt.node}: {said}")
     return "\n".join(lines)
 
 
@@ -308,4 +331,14 @@ def _learned(trial: TrialRecord) -> list[str]:
         "",
         f"{trained} for {format_duration(evaluation.train_seconds)}"
         + (f" on {trial.profile.device_model}" if trial.profile else ""),
+        *_again(trial),
     ]
+
+
+def _again(trial: TrialRecord) -> list[str]:
+    values = confirmation_values(trial)
+    if values is None:
+        return []
+    spread = written("recall", values["recall_spread"])
+    said = f"recall {written('recall', values['recall'])}, spread {spread}"
+    return [f"confirmed with {values['seeds']} fresh seeds: {said}"]

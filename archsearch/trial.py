@@ -60,7 +60,7 @@ _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
 
 
 def run_trial(request: TrialRequest) -> Iterator[Event]:
-    """Yield `Started`, a `Rung` per evaluation, `Evaluated`, `Profiled`.
+    """Yield `Started`, a `Rung` per evaluation, `Evaluated`, `Profiled`, as far as it is wanted.
 
     Or end with `Stopped` after a rung, or with `Failed`.
     """
@@ -86,7 +86,7 @@ def _run(request: TrialRequest) -> Iterator[Event]:
         require(family, backend, request.device, sizes, dtype)
     if request.train_wanted:
         was_stopped = yield from _train(request, backends)
-        if was_stopped:
+        if was_stopped or not request.profile_wanted:
             return
     yield Profiled(
         profile=profile(

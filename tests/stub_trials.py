@@ -56,7 +56,9 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
     Orders: `jitter_s` (random duration), and by trial number `kill`, `raise`, `exhaust`, `lose`,
     `diverge`, `nothing` (just end), `infinite`, and `hold` (wait for the lock of the file `hold` in
     `folder`); `kill_once` and `lose_once` do it in the first attempt only, `kill_at_rung_once`
-    after its second rung. With `rungs`, a study of so many that stops trials early, of `trials`.
+    after its second rung. `confirming` says how trials end when they are confirmed: `diverge`
+    always, `kill` the first time. With `rungs`, a study of so many that stops trials early, of
+    `trials`.
     """
     told = {"folder": str(folder), **(orders or {})}
     window = Option(mixer="sliding_window", fields={"window": (4, 8, 16, 32, 64, 128)})
@@ -126,7 +128,13 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
             kills = orders.get("kill_at_rung_once", [])
             if attempt == 1 and rung.rung == 1 and request.number in kills:
                 yield from _misbehave("kill")
+        how = orders.get("confirming") if not request.profile_wanted else None
+        if how == "diverge" or (how == "kill" and attempt == 2):  # the first was the search's own
+            yield from _misbehave(how)
+            return
         yield Evaluated(evaluation=_evaluation(request, rungs), weights=b"pretended weights")
+    if not request.profile_wanted:
+        return
     latency = float("inf") if request.number in orders.get("infinite", []) else 1.5
     yield Profiled(profile=_profile(request, latency))
 
@@ -161,6 +169,11 @@ def _misbehave(order: str) -> Iterator[Event]:
     yield Failed(failure=failure, message="as ordered")
 
 
+def fresh_recall(arch_hash: str) -> float:
+    """What fresh seeds pretend to recall: something else, mostly less."""
+    return pretended_recall(arch_hash) * pretended_recall(f"{arch_hash} again")
+
+
 def pretended_recall(arch_hash: str) -> float:
     """A recall from 0 to 1 that only the architecture decides."""
     return int(hashlib.sha256(arch_hash.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
@@ -183,20 +196,24 @@ def _rungs(request: TrialRequest) -> tuple[Rung, ...]:
 
 
 def _evaluation(request: TrialRequest, rungs: tuple[Rung, ...]) -> Evaluation:
-    recall = pretended_recall(request.arch.arch_hash)
-    member = MemberResult(
-        learning_rate=1e-3,
-        seed=0,
-        diverged=False,
-        train_loss=0.5,
-        selection_recall=recall,
-        report_recall=recall,
-        report_by_segment={"L32K4": recall},
+    pretended = pretended_recall if request.profile_wanted else fresh_recall
+    recall = pretended(request.arch.arch_hash)
+    members = tuple(
+        MemberResult(
+            learning_rate=1e-3,
+            seed=seed,
+            diverged=False,
+            train_loss=0.5,
+            selection_recall=recall,
+            report_recall=recall,
+            report_by_segment={"L32K4": recall},
+        )
+        for seed in range(request.train.seeds)
     )
     return Evaluation(
         arch_hash=request.arch.arch_hash,
         recipe_hash=request.recipe_hash,
-        members=(member,),
+        members=members,
         rungs=rungs,
         learning_rate=1e-3,
         recall=recall,

@@ -4,12 +4,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from samples import sample_study, sample_trials
+from samples import sample_evaluation, sample_study, sample_trials
 
-from archsearch.front import DECADES, costs, hypervolume_of, ranked, reference_point
+from archsearch.front import DECADES, confirmed, costs, hypervolume_of, ranked, reference_point
 from archsearch.pareto import dominates
 from archsearch.records import TrialState
 from archsearch.spec import Limit, Objective
+from archsearch.tables import front_text, front_values
 
 STUDY = sample_study()
 TRIALS = sample_trials(STUDY, 40)
@@ -97,3 +98,29 @@ def test_reference_point_takes_the_first_source_it_has() -> None:
     assert reference_point(limited, largest, first) == point
     free = limited.model_copy(update={"limits": ()})
     assert reference_point(free, largest, first) == point | {"state_bytes": 2000.0}
+
+
+def test_the_confirmed_front_goes_by_fresh_seeds_and_holds_no_other_trial() -> None:
+    study = sample_study()
+    trials = sample_trials(study, 40)
+    on_front = [trial for trial, rank in ranked(study, trials) if rank == 0]
+    assert confirmed(study, trials) == []
+    lucky = on_front[-1]  # the largest state of the front: nothing beats its recall
+    fresh = {trial.number: trial.metrics["recall"] for trial in on_front} | {lucky.number: 0.0}
+    known = [
+        replace(trial, confirmation=sample_evaluation(trial.arch, fresh[trial.number], 0.0))
+        if trial.number in fresh
+        else trial
+        for trial in trials
+    ]
+    found = confirmed(study, known)
+    assert {trial.number for trial in found} == {one.number for one in on_front if one != lucky}
+    assert lucky.number not in {trial.number for trial in found}
+    values = front_values(study, known)
+    assert values["confirmed_front"] == [trial.number for trial in found]
+    rows = {row["number"]: row["confirmed"] for row in values["front"]}
+    assert rows[lucky.number] == {"recall": 0.0, "recall_spread": 0.0, "seeds": 4}
+    text = front_text(study, known)
+    assert "confirmed" in text.splitlines()[0]
+    assert "confirmed" not in front_text(study, trials)
+    assert text.endswith(", ".join(str(trial.number) for trial in found))

@@ -36,6 +36,18 @@ class Entry:
     rung_recalls: tuple[float, ...] = ()
     """Recall at every rung it reached, for early stopping; of a trial that has ended."""
 
+    learning_rate: float | None = None
+    """Chosen for it, once it is complete."""
+    confirmed_recall: float | None = None
+    """Mean over fresh seeds, if it was trained with them."""
+
+    @property
+    def believed(self) -> dict[str, float]:
+        """Its metrics, with the recall of fresh seeds if there are any."""
+        if self.confirmed_recall is None:
+            return self.metrics
+        return self.metrics | {"recall": self.confirmed_recall}
+
     @property
     def is_work(self) -> bool:
         """True if it needs, or needed, a worker: neither infeasible nor a duplicate."""

@@ -120,6 +120,7 @@ class Desk:
         metrics = measured_metrics(self.spec, *results)
         entry.constraints = constraints(self.spec, entry.arch, results)
         entry.rung_recalls = rung_recalls(self.spec.train, evaluation.evaluation.rungs)
+        entry.learning_rate = evaluation.evaluation.learning_rate
         verdict = Verdict(
             state=TrialState.COMPLETE,
             metrics=metrics,
@@ -129,6 +130,11 @@ class Desk:
             profile_id=profile.row,
         )
         self._end(entry, verdict, token)
+
+    def confirm(self, entry: Entry, evaluation: KnownEvaluation, token: str | None) -> None:
+        """Give a complete trial the recall of fresh seeds."""
+        self.ledger.confirm(entry.number, evaluation.row, token)
+        entry.confirmed_recall = evaluation.evaluation.recall
 
     def fail(
         self, entry: Entry, failure: FailureClass, message: str, traceback: str, token: str | None

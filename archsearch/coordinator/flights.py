@@ -36,6 +36,11 @@ class Flight:
         return self.heard is not None and time.monotonic() - self.heard > lease_s
 
     @property
+    def confirms(self) -> bool:
+        """True if it trains a complete trial once more, with fresh seeds."""
+        return not self.request.profile_wanted
+
+    @property
     def seconds_up(self) -> float:
         """How long it has been on a worker."""
         return time.monotonic() - self.up if self.up is not None else 0.0

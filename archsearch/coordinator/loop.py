@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from archsearch.cluster import Alive, Answer, Arrival, Cluster, Gone, Up
 from archsearch.coordinator.book import Entry
+from archsearch.coordinator.confirming import Confirming
 from archsearch.coordinator.desk import Desk
 from archsearch.coordinator.flights import Flight
 from archsearch.coordinator.heartbeat import Heartbeat
@@ -31,6 +32,7 @@ from archsearch.messages import (
 )
 from archsearch.records import TrialState
 from archsearch.store.results import (
+    KnownEvaluation,
     KnownProfile,
     find_evaluation,
     find_profile,
@@ -57,6 +59,7 @@ class Loop:
         desk: the study's records.
         cluster: where trials run.
         nexts: what to propose.
+        confirming: what to train again, once the search is over.
         heartbeat: knows the budget as it is now.
         device_model: device that the study's latencies belong to, if it is known yet.
         changed: called with a sentence, or an empty one, after everything that happens.
@@ -67,6 +70,7 @@ class Loop:
         desk: Desk,
         cluster: Cluster,
         nexts: Nexts,
+        confirming: Confirming,
         heartbeat: Heartbeat,
         plugins: tuple[PluginFile, ...],
         device_model: str | None,
@@ -84,6 +88,8 @@ class Loop:
         self._landed_s = 0.0
         self._renewed = time.monotonic()
         self._nexts = nexts
+        self._confirming = confirming
+        self._confirmations: deque[Entry] = deque()
         self._heartbeat = heartbeat
         self._plugins = plugins
         self._device_model = device_model
@@ -95,7 +101,12 @@ class Loop:
     @property
     def is_done(self) -> bool:
         """True if nothing runs or waits, and nothing more will be proposed."""
-        return not self.flights and not self.queue and not self._wants_more
+        return not self.flights and self.has_searched
+
+    @property
+    def has_searched(self) -> bool:
+        """True if no trial waits or will be proposed; some may still run."""
+        return not self.queue and not self._wants_more
 
     @property
     def _wants_more(self) -> bool:
@@ -127,6 +138,17 @@ class Loop:
         """Start waiting trials while there is room; answer those whose results are known."""
         while self.queue and len(self.flights) < self.cluster.slots:
             self._submit(self.queue.popleft())
+
+    def confirm(self) -> None:
+        """Once every trial has ended, train members of the front again while there is room."""
+        if self._heartbeat.wishes.search.confirm == 0:
+            return
+        while len(self.flights) < self.cluster.slots:
+            if not self._confirmations and not self.flights:
+                self._confirmations.extend(self._confirming.wanted())
+            if not self._confirmations:
+                return
+            self._submit_again(self._confirmations.popleft())
 
     def take(self) -> None:
         """Wait a moment for workers and write down what they say."""
@@ -169,11 +191,12 @@ class Loop:
             self.cluster.cancel(token)
             flight = self._land(token)
             self.desk.ledger.fail_attempt(token, FailureClass.LOST, "the study was stopped")
-            self.queue.appendleft(flight.entry)
+            if not flight.confirms:
+                self.queue.appendleft(flight.entry)
 
-    def _submit(self, entry: Entry) -> None:
+    def _request(self, entry: Entry) -> TrialRequest:
         spec = self.desk.spec
-        request = TrialRequest(
+        return TrialRequest(
             study=spec.study,
             number=entry.number,
             token=uuid.uuid4().hex,
@@ -189,6 +212,9 @@ class Loop:
             threads=spec.resources.cpus,
             peers=peers_of(spec, self.desk.book, entry),
         )
+
+    def _submit(self, entry: Entry) -> None:
+        request = self._request(entry)
         database = self.desk.ledger.database
         arch_hash = entry.arch.arch_hash
         evaluation = find_evaluation(database, arch_hash, request.recipe_hash)
@@ -199,6 +225,22 @@ class Loop:
                 self._changed("")
                 return
         request = request.model_copy(update={"train_wanted": evaluation is None})
+        self._launch(entry, request, evaluation)
+
+    def _submit_again(self, entry: Entry) -> None:
+        """Confirm a trial: from what is known, or by a worker."""
+        seeds = self._heartbeat.wishes.search.confirm
+        request = self._confirming.request(self._request(entry), entry, seeds)
+        arch_hash = entry.arch.arch_hash
+        known = find_evaluation(self.desk.ledger.database, arch_hash, request.recipe_hash)
+        if known is not None:
+            self._confirmed(entry, known, None)
+        else:
+            self._launch(entry, request, None)
+
+    def _launch(
+        self, entry: Entry, request: TrialRequest, evaluation: KnownEvaluation | None
+    ) -> None:
         self._attempts[entry.number] += 1
         self.desk.ledger.start_attempt(entry.number, request.token)
         self.flights[request.token] = Flight(
@@ -232,11 +274,15 @@ class Loop:
             self._note_device(event)
         elif isinstance(event, Rung):
             flight.rungs.append(event)
-            ledger.add_rung(answer.token, event)
+            if not flight.confirms:
+                ledger.add_rung(answer.token, event)
         elif isinstance(event, Evaluated):
             assert event.evaluation.arch_hash == flight.entry.arch.arch_hash
             assert event.evaluation.recipe_hash == flight.request.recipe_hash
             flight.evaluation = self.desk.put_evaluation(event)
+            if flight.confirms:
+                self._land(answer.token)
+                self._confirmed(flight.entry, flight.evaluation, answer.token)
         elif isinstance(event, Failed):
             self._fail(answer.token, event.failure, event.message, event.traceback)
             return
@@ -272,13 +318,25 @@ class Loop:
         self.desk.stop(flight.entry, flight.rungs, event.reason, token)
         self._changed(f"trial {flight.entry.number} was stopped early: {event.reason}")
 
+    def _confirmed(self, entry: Entry, evaluation: KnownEvaluation, token: str | None) -> None:
+        self.desk.confirm(entry, evaluation, token)
+        fresh, searched = evaluation.evaluation.recall, entry.metrics["recall"]
+        seeds = len(evaluation.evaluation.members)
+        said = f"recall {fresh:.3f} over {seeds} fresh seeds, {searched:.3f} in the search"
+        self._changed(f"trial {entry.number} is confirmed: {said}")
+
     def _fail(self, token: str, failure: FailureClass, message: str, traceback: str = "") -> None:
         flight = self._land(token)
         entry = flight.entry
         if failure.is_retried and flight.attempt < self.desk.spec.resources.attempts:
             self.desk.ledger.fail_attempt(token, failure, message, traceback)
-            self.queue.appendleft(entry)
+            (self._confirmations if flight.confirms else self.queue).appendleft(entry)
             self._changed(f"trial {entry.number} was lost and goes again: {message}")
+            return
+        if flight.confirms:
+            self.desk.ledger.fail_attempt(token, failure, message, traceback)
+            self._confirming.give_up(entry)
+            self._changed(f"trial {entry.number} cannot be confirmed ({failure}): {message}")
             return
         self.desk.fail(entry, failure, message, traceback, token)
         self._changed(f"trial {entry.number} failed ({failure}): {message}")

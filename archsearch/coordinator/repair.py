@@ -42,9 +42,12 @@ def read_book(spec: StudySpec, records: list[TrialRecord], proposer: Proposer) -
             results = (record.evaluation, record.profile)
             entry.constraints = constraints(spec, record.arch, results)
             entry.rung_recalls = rung_recalls(spec.train, record.evaluation.rungs)
+            entry.learning_rate = record.evaluation.learning_rate
         else:
             entry.constraints = gate(record.arch, spec).constraints
             entry.rung_recalls = rung_recalls(spec.train, record.rungs)
+        if record.confirmation is not None:
+            entry.confirmed_recall = record.confirmation.recall
         book.add(entry)
     return book
 

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator
 
 from archsearch.cluster import RUN_TRIAL, Cluster
+from archsearch.coordinator.confirming import Confirming
 from archsearch.coordinator.desk import Desk
 from archsearch.coordinator.heartbeat import Heartbeat
 from archsearch.coordinator.interrupts import Interrupts
@@ -41,6 +42,8 @@ _MESSAGES = {
     "interrupted": "stopped; run the same command again to go on where it stopped",
     "stopped": "stopped by request; go on with: archsearch resume {study}",
 }
+_OVER = ("time", "device time")
+"""Budgets after whose end the front is still confirmed."""
 _PAUSED = "paused; go on with: archsearch resume {study}"
 
 
@@ -160,6 +163,7 @@ class _Run:
         self._is_paused = False
         self.used_before_s = 0.0
         self._loop: Loop | None = None
+        self._confirming = Confirming(desk.spec, desk.book)
         self.showing = Showing(desk.spec, desk.book, heartbeat, observer)
 
     def drive(
@@ -172,7 +176,8 @@ class _Run:
         """Run trials until there is a reason to stop, and return it."""
         if not self._has_work:
             return "trials"
-        if (spent := self._spent()) is not None:
+        spent = self._spent()
+        if spent is not None and not self._may_confirm(spent):
             return spent
         resources = self._desk.spec.resources
         with contextlib.closing(Cluster(resources, address, trial_function)) as cluster:
@@ -182,6 +187,7 @@ class _Run:
                 self._desk,
                 cluster,
                 nexts,
+                self._confirming,
                 self._heartbeat,
                 self._plugins,
                 device_model,
@@ -213,7 +219,14 @@ class _Run:
     def _has_work(self) -> bool:
         book = self._desk.book
         waits = any(entry.state is TrialState.PENDING for entry in book.entries)
-        return waits or book.work < self._heartbeat.wishes.search.trials
+        more = book.work < self._heartbeat.wishes.search.trials
+        return waits or more or self._may_confirm(None)
+
+    def _may_confirm(self, spent: str | None) -> bool:
+        """True if members of the front are to be trained again, whatever trials are left."""
+        if not self._heartbeat.wishes.search.confirm or spent == "failures":
+            return False
+        return bool(self._confirming.wanted())
 
     def _spent(self) -> str | None:
         """Which budget is spent, so that no trial may start any more."""
@@ -238,10 +251,12 @@ class _Run:
             spent = self._spent()
             if spent is None and not self._is_paused:
                 loop.fill()
-            if loop.is_done:
-                return "space exhausted" if loop.is_exhausted else "trials"
+            if not self._is_paused and (spent in _OVER if spent else loop.has_searched):
+                loop.confirm()
             if loop.flights:
                 loop.take()
+            elif loop.is_done:
+                return "space exhausted" if loop.is_exhausted else "trials"
             elif self._is_paused:
                 self._heartbeat.stand(WAIT_S)
             elif spent is not None:

@@ -63,7 +63,7 @@ class Showing:
             failed=book.count(TrialState.FAILED),
             duplicate=sum(entry.duplicate_of is not None for entry in book.entries),
             infeasible=book.count(TrialState.INFEASIBLE),
-            waiting=pending_work - len(running),
+            waiting=max(0, pending_work - len(running)),
             running=running,
             front_size=front_size,
             hypervolume=hypervolume,

@@ -160,6 +160,14 @@ function seedRange(trial) {
   return trial.spread ? trial.spread.map((recall) => recall.toFixed(3)).join("\u2013") : "-";
 }
 
+function isConfirmed(trial) {
+  return trial.confirmed !== undefined;
+}
+
+function confirmed(trial) {
+  return isConfirmed(trial) ? trial.confirmed.toFixed(3) : "-";
+}
+
 function frontTable() {
   if (!FRONT.length) {
     $("front").replaceWith(html("p", { class: "empty", text: "The front is empty: no complete trial is within the limits." }));
@@ -168,6 +176,7 @@ function frontTable() {
   const columns = [["#", (trial) => trial.number, (trial) => String(trial.number)],
     ["architecture", (trial) => trial.summary, null],
     ...DATA.columns.flatMap((name) => [[label(name), (trial) => trial.metrics[name] ?? Infinity, (trial) => shown(trial, name)],
+      ...(name === "recall" && FRONT.some(isConfirmed) ? [["fresh seeds", (trial) => trial.confirmed ?? Infinity, confirmed]] : []),
       ...(name === "recall" ? [["over seeds", (trial) => (trial.spread ? trial.spread[1] - trial.spread[0] : Infinity), seedRange]] : [])])];
   let sorted = columns.findIndex((column) => column[0] === label("state_bytes"));
   let sign = 1;

@@ -236,6 +236,8 @@ def _trial(spec: StudySpec, trial: TrialRecord, rank: int | None) -> Json:
     }
     if complete:
         row["spread"] = spread(trial)
+        if trial.confirmation is not None:
+            row["confirmed"] = trial.confirmation.recall
         row["detail"] = _detail(spec, trial)
     return row
 

@@ -290,6 +290,20 @@ class Ledger:
                 )
         return True
 
+    def confirm(self, number: int, evaluation_id: int, token: str | None) -> None:
+        """Give a trial the evaluation by fresh seeds; it is published anew."""
+        with self.writing() as connection:
+            connection.execute(
+                sa.update(trials)
+                .where(self._is(number))
+                .values(confirmation_id=evaluation_id, published_at=None)
+            )
+            if token is not None:
+                ended = {"state": AttemptState.DONE, "finished_at": datetime.now(UTC)}
+                connection.execute(
+                    sa.update(attempts).where(attempts.c.token == token).values(**ended)
+                )
+
     def _is(self, number: int) -> sa.ColumnElement[bool]:
         return sa.and_(trials.c.study_id == self.study_id, trials.c.number == number)
 

@@ -128,6 +128,7 @@ class Store:
         if self.database.is_blank:
             self.study(study)  # there is none
         chosen = sa.and_(_named(study), condition)
+        again = evaluations.alias("confirmations")
         statement = (
             sa.select(
                 trials,
@@ -135,8 +136,14 @@ class Store:
                 evaluations.c.weights_path,
                 evaluations.c.weights_sha256,
                 profiles.c.profile,
+                again.c.evaluation.label("confirmation"),
             )
-            .select_from(trials.join(studies).outerjoin(evaluations).outerjoin(profiles))
+            .select_from(
+                trials.join(studies)
+                .outerjoin(evaluations, trials.c.evaluation_id == evaluations.c.id)
+                .outerjoin(again, trials.c.confirmation_id == again.c.id)
+                .outerjoin(profiles)
+            )
             .where(chosen)
             .order_by(trials.c.number)
         )
@@ -210,8 +217,10 @@ def _failure(row: Row) -> FailureClass | None:
 def _trial_record(
     study: str, row: Row, tried: list[AttemptRecord], climbed: list[Rung]
 ) -> TrialRecord:
-    evaluation = row["evaluation"]
-    known = Evaluation.model_validate(evaluation) if evaluation is not None else None
+    known, again = (
+        Evaluation.model_validate(row[name]) if row[name] is not None else None
+        for name in ("evaluation", "confirmation")
+    )
     profile = row["profile"]
     return TrialRecord(
         study=study,
@@ -231,6 +240,7 @@ def _trial_record(
         attempts=tuple(tried),
         rungs=tuple(climbed) or (known.rungs if known is not None else ()),
         evaluation=known,
+        confirmation=again,
         profile=Profile.model_validate(profile) if profile is not None else None,
         weights_path=row["weights_path"],
         weights_sha256=row["weights_sha256"],

@@ -120,6 +120,8 @@ trials = Table(
     Column("from_cache", Boolean, nullable=False),
     Column("evaluation_id", ForeignKey("archsearch_evaluations.id")),
     Column("profile_id", ForeignKey("archsearch_profiles.id")),
+    # By fresh seeds, of members of the front.
+    Column("confirmation_id", ForeignKey("archsearch_evaluations.id")),
     # The outbox: null on a final trial that is still to be shown in MLflow.
     Column("published_at", UtcDateTime),
     UniqueConstraint("study_id", "number", name="uq_archsearch_trials"),

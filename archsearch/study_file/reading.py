@@ -152,6 +152,12 @@ SEARCH = section(
             ),
             f"Which trials are stopped before their training ends. Default {NONE}.",
         ),
+        Key(
+            "confirm",
+            whole(0, 1024),
+            "Fresh seeds that the front is trained with again in the end. "
+            f"Default {_SEARCH.confirm}.",
+        ),
     )
 )
 RESOURCES = section(

@@ -134,6 +134,9 @@ def points_of(spec: StudySpec, trial: TrialRecord) -> list[Point]:
         points += _evaluation_points(trial.evaluation)
     elif trial.state is TrialState.STOPPED:
         points += _rung_points(spec.train.member_rates, trial.rungs)
+    if trial.confirmation is not None:
+        points.append(Point("recall_confirmed", trial.confirmation.recall))
+        points.append(Point("recall_confirmed_spread", trial.confirmation.recall_spread))
     if trial.profile is not None:
         points += _profile_points(trial.profile, trial.metrics)
     return [point for point in points if math.isfinite(point.value)]
@@ -195,9 +198,13 @@ def tags_of(trial: TrialRecord) -> dict[str, str]:
     }
 
 
-def rank_tags(rank: int | None) -> dict[str, str]:
+def rank_tags(rank: int | None, is_confirmed: bool = False) -> dict[str, str]:
     """Tags of a trial's place: front 0 is the Pareto front; None has no place in the ranking."""
-    return {"front": _yes(rank == 0), "front_rank": ABSENT if rank is None else str(rank)}
+    return {
+        "front": _yes(rank == 0),
+        "front_rank": ABSENT if rank is None else str(rank),
+        "confirmed_front": _yes(is_confirmed),
+    }
 
 
 def _yes(fact: bool) -> str:
@@ -222,7 +229,8 @@ def study_note(study: StudyRecord) -> str:
     """A few lines of Markdown on how to browse a study."""
     return (
         f"Study `{study.name}`: one run a trial. Filter `tags.front = 'true'` for the Pareto "
-        "front, `tags.state = 'complete'` for all results, `tags.state = 'stopped'` for trials "
-        "that were stopped early (`stop_reason` says why). The run `summary` carries the "
+        "front, `tags.confirmed_front = 'true'` for what is left of it with fresh seeds, "
+        "`tags.state = 'complete'` for all results, `tags.state = 'stopped'` for trials that were "
+        "stopped early (`stop_reason` says why). The run `summary` carries the "
         "interactive report (Artifacts, `report.html`) and the hypervolume."
     )

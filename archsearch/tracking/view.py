@@ -25,7 +25,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 
 from archsearch.display import brief
-from archsearch.front import ranked
+from archsearch.front import confirmed, ranked
 from archsearch.records import StudyRecord, TrialRecord, TrialState
 from archsearch.report import html_report, hypervolume_history, png_report
 from archsearch.report.values import by_finish
@@ -250,10 +250,11 @@ class View:
     def refresh_ranks(self, trials: Sequence[TrialRecord]) -> None:
         """Bring the front's tags up to date in every run that has others."""
         ranks = {trial.number: rank for trial, rank in ranked(self._study, trials)}
+        sure = {trial.number for trial in confirmed(self._study, trials)}
         for trial in trials:
             shown = self._runs.get(self.key(trial))
             if shown is not None:
-                tags = self._tag(shown, rank_tags(ranks.get(trial.number)))
+                tags = self._tag(shown, rank_tags(ranks.get(trial.number), trial.number in sure))
                 if tags:
                     self._client.log_batch(shown.run_id, tags=tags)
 
