@@ -1,12 +1,16 @@
-"""A real MLflow server in a process of its own, for tests."""
+"""Real servers in processes of their own, for tests: MLflow and PostgreSQL."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,6 +18,38 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@contextmanager
+def postgres_server(host: str, port: int, password: str = "") -> Iterator[None]:
+    """Debian's PostgreSQL, empty, with the superuser `postgres`; without a password, all may enter.
+
+    The server refuses to run as root; then it runs as Debian's user `postgres`.
+    """
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    assert programs, "these tests need PostgreSQL: apt-get install postgresql"
+    folder = Path(tempfile.mkdtemp(prefix="archsearch-postgres-"))
+    data, secret = folder / "data", folder / "password"
+    secret.write_text(password)
+    as_user: list[str] = []
+    if os.getuid() == 0:
+        shutil.chown(folder, "postgres")
+        shutil.chown(secret, "postgres")
+        as_user = ["runuser", "-u", "postgres", "--"]
+
+    def call(program: str, *arguments: str) -> None:
+        command = [*as_user, str(programs[-1] / program), "-D", str(data), *arguments]
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+
+    method = ["-A", "scram-sha-256", f"--pwfile={secret}"] if password else ["-A", "trust"]
+    call("initdb", "-U", "postgres", "--no-sync", *method)
+    settings = f"-p {port} -k {folder} -c listen_addresses={host} -c fsync=off"
+    call("pg_ctl", "-l", str(folder / "log"), "-w", "-o", settings, "start")
+    try:
+        yield
+    finally:
+        call("pg_ctl", "-w", "-m", "immediate", "stop")
+        shutil.rmtree(folder)
 
 
 class MlflowServer:

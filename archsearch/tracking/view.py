@@ -52,7 +52,11 @@ _STATUS = {
     TrialState.STOPPED: "KILLED",
     TrialState.FAILED: "FAILED",
 }
-_HTTP_SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a server's runs would each be announced
+}
 
 
 def connect(uri: str) -> MlflowClient:
@@ -60,7 +64,7 @@ def connect(uri: str) -> MlflowClient:
 
     MLflow takes these settings from the environment alone; what the user set there stays.
     """
-    for name, value in _HTTP_SETTINGS.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     database = sqlite_file(uri)
