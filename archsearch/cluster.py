@@ -153,8 +153,10 @@ class Cluster:
             del self._streams[token]
             yield self._gone(token, error)
         else:
-            signs: dict[str, Arrival] = {_UP: Up(token), _ALIVE: Alive(token)}
-            yield signs.get(text) or self._read(token, text)
+            if text == _UP:
+                yield Up(token)
+            else:
+                yield Alive(token) if text == _ALIVE else self._read(token, text)
 
     def _read(self, token: str, text: str) -> Arrival:
         try:
