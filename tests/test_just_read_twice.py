@@ -21,11 +21,12 @@ from archsearch.cli import app
 from archsearch.compose import count
 from archsearch.cost import known_metrics, parameters
 from archsearch.export import export_trial
+from archsearch.feed import epoch_feeds
 from archsearch.just_read_twice import just_read_twice
 from archsearch.messages import Evaluated, Event, Failed, Profiled, ProfileSpec, TrialRequest
 from archsearch.model import LanguageModel, resolve_backends, struck
 from archsearch.mqar import generate
-from archsearch.population import Member, Population, _feeds, initial_model
+from archsearch.population import Member, Population, initial_model
 from archsearch.recipes import RECIPES
 from archsearch.records import TrialState
 from archsearch.spec import JustReadTwice, MqarSpec, Prompt, Segment, TrainSpec, model_vocab_size
@@ -193,7 +194,7 @@ def test_masks_are_those_of_the_seed_and_the_step_whoever_learns() -> None:
     (examples, *_) = generate(task(), "train", "cpu")
 
     def shown(seed: int, step: int, arch: ArchSpec, members: tuple[Member, ...]) -> Tensor:
-        (feed, *_) = _feeds((examples,), 8)
+        (feed, *_) = epoch_feeds((examples,), 8)
         taught = population(arch, spec(), members, seed)
         return taught._asked(feed, torch.tensor([step])).tokens
 

@@ -16,7 +16,7 @@ from archsearch.registry import add_plugin_file, load_mixer
 from archsearch.testing import MixerContract
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "writing_mixers.md").read_text()
-EXAMPLE, EXAMPLE_TEST = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+EXAMPLE, EXAMPLE_TEST, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 SEGMENTS = "segments_equal_one_pass"
 EXACT = "fp64_is_exact"
