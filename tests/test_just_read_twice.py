@@ -280,7 +280,9 @@ def test_an_exported_model_has_the_token_too(tmp_path: Path) -> None:
     trained = LanguageModel(arch, study.spec.vocab_size)
     weights.write_bytes(save(trained.state_dict()))
     trial = replace(
-        samples.sample_trial(sample, 0, arch, TrialState.COMPLETE), weights_path=str(weights)
+        samples.sample_trial(sample, 0, arch, TrialState.COMPLETE),
+        weights_path=str(weights),
+        weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest(),
     )
     store = SimpleNamespace(study=lambda name: study, trial=lambda name, number: trial)
     export_trial(cast(Store, store), study.name, 0, folder)
