@@ -18,10 +18,9 @@ from archsearch_kernels.head_loss import head_loss, hits
 from torch import Tensor
 
 INTERPRETER = Path(__file__).with_name("interpreter.py")
-SINGLE = 7e-6
-"""Relative error of fp32: logits of size 10, sums of up to 130 products, are off by up to about
-10 x sqrt(130) x 6e-8, which exp makes relative errors of the probabilities. How much of it is seen
-depends on the order in which a processor's library sums."""
+SINGLE = 2e-6
+"""Relative error of fp32: the logits are exact, but times log2 e, up to 30, they are off by 6e-8 of
+that, which exp makes relative errors of the probabilities; the rest are sums of a hundred terms."""
 HALF = 1e-3
 """Relative error of fp16 gradients: probabilities and results are rounded by up to 2^-11 = 5e-4."""
 
@@ -49,7 +48,8 @@ class Case:
         generator = torch.Generator().manual_seed(self.rows)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator)
+            # In steps of 1/64 logits are exact in any order of their sums, and ties are ties.
+            return (torch.randn(*shape, generator=generator) * 64).round() / 64
 
         hidden = normal(self.members, self.rows, self.width)
         head = normal(self.members, self.vocab, self.width)
@@ -88,7 +88,7 @@ RIGHT = (
     Case(members=3, rows=16, vocab=32, width=16),  # nothing to pad
     Case(members=3, rows=16, vocab=32, width=16, processors=1000),
     Case(members=1, rows=1, vocab=5, width=6),
-    Case(members=1, rows=47, vocab=33, width=130),
+    Case(members=1, rows=50, vocab=33, width=130),
     Case(dtype=torch.float16),
     Case(dtype=torch.float16, weighted=True, processors=1000),
     Case(dtype=torch.float16, rows=16, vocab=32, width=64),
