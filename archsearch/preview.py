@@ -119,9 +119,8 @@ def _piece(piece: Piece) -> str:
     if isinstance(piece, Block):
         return _times(_stack(piece.layers), piece.repeat)
     if isinstance(piece, Ratio):
-        shares = [f"{_shares(part)} {_slot(part.layer)}" for part in piece.mix]
-        mixed = f"{_slot(piece.rest)} with {' and '.join(shares)}"
-        return f"({mixed}) x {_either(piece.of)}"
+        shares = [f"{_slot(part.layer)} {_shares(part)}" for part in piece.mix]
+        return f"({'; '.join(shares)}; rest {_slot(piece.rest)}) x {_either(piece.of)}"
     return _slot(piece)
 
 

@@ -5,6 +5,7 @@ space recognised. Knows nothing of Optuna or YAML.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -93,6 +94,16 @@ class Field:
         if isinstance(self.domain, Choice) and isinstance(value, str):
             return self.domain.aliases.get(value, value)
         return value
+
+    @property
+    def doubles(self) -> bool:
+        """True if every declared value is twice the one before: sizes in powers of two."""
+        values = self.candidates
+        return (
+            self.type is int
+            and len(values) > 1
+            and all(int(after) == 2 * int(one) > 0 for one, after in itertools.pairwise(values))
+        )
 
 
 def fields_of(config: type) -> Mapping[str, Field]:

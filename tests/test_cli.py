@@ -324,6 +324,16 @@ def test_dry_run_counts_what_limits_exclude(folder: Path) -> None:
     assert 0 < space["within_limits"] < space["looked_at"] == space["ways_to_choose"]
 
 
+def test_dry_run_counts_architectures_and_not_only_ways_to_choose(folder: Path) -> None:
+    layers = "[attention, &maybe {one_of: [none, {base_conv: {kernel: 3}}]}, *maybe]"
+    text = f"study: twice\nmodel: {{layers: {layers}}}\ntask: {{mqar: tiny}}\n"
+    (folder / "study.yaml").write_text(text)
+    space = json.loads(invoke("run", "study.yaml", "--dry-run", "--json").stdout)["space"]
+    assert (space["ways_to_choose"], space["architectures"]) == (4, 3)
+    said = "4 ways to choose an architecture, 3 of them distinct"
+    assert said in invoke("run", "study.yaml", "--dry-run").stdout
+
+
 def test_bad_study_names_line_and_writes_nothing(folder: Path) -> None:
     (folder / "study.yaml").write_text("study: s\nmodle: {}\ntask: {mqar: tiny}\n")
     result = invoke("run", "study.yaml")

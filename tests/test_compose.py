@@ -4,50 +4,12 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spaces import MODELS
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose, count, draw, walk
 from archsearch.model_spec import ChannelOption, ModelSpec, Option, Slot
 from archsearch.space import Value
-
-FIELDS: dict[str, dict[str, tuple[Value, ...]]] = {
-    "attention": {"heads": (1, 2, 4), "rope": (False, True)},
-    "sliding_window": {"window": (4, 8, 16), "heads": (1, 2)},
-    "base_conv": {"kernel": (2, 3)},
-    "none": {},
-}
-
-
-def some(values: tuple[Value, ...]) -> st.SearchStrategy[tuple[Value, ...]]:
-    return st.lists(st.sampled_from(values), min_size=1, unique=True).map(tuple)
-
-
-@st.composite
-def options(draw: st.DrawFn, mixer: str) -> Option:
-    fields = FIELDS[mixer]
-    listed = draw(st.lists(st.sampled_from([*fields]), unique=True)) if fields else []
-    return Option(mixer=mixer, fields={name: draw(some(fields[name])) for name in listed})
-
-
-SLOTS = (
-    st.lists(st.sampled_from([*FIELDS]), min_size=1, max_size=3, unique=True)
-    .flatmap(lambda mixers: st.tuples(*(options(mixer) for mixer in mixers)))
-    .map(lambda chosen: Slot(options=chosen))
-)
-CHANNELS = st.sampled_from(
-    [
-        (ChannelOption(),),
-        (ChannelOption(kind="swiglu", ratio=(2.0, 4.0)),),
-        (ChannelOption(), ChannelOption(kind="swiglu", ratio=(2.0, 4.0))),
-    ]
-)
-MODELS = st.builds(
-    ModelSpec,
-    width=some((8, 16)),
-    layers=st.lists(SLOTS, min_size=1, max_size=2).map(tuple),
-    repeat=some((1, 2)),
-    channel_mixer=CHANNELS,
-)
 
 
 def leaves(model: ModelSpec) -> list[ArchSpec]:
@@ -108,7 +70,8 @@ def test_only_open_decisions_are_asked_and_each_once(model: ModelSpec) -> None:
 
     arch = compose(model, choose)
     assert arch.width == model.width[-1]
-    places = {"width", "repeat", "channel_mixer"} | {f"layer{i}" for i in range(len(model.layers))}
+    places = {"width", "repeat", "channel_mixer", "tie"}
+    places |= {f"layer{i}" for i in range(len(model.layers))}
     assert {name.split(".")[0] for name in asked} <= places
 
 

@@ -1,5 +1,6 @@
 """The studies that ship: each is read, agrees with the schema, and keeps what its comment says."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_the_quickstart_shows_enough_in_two_minutes() -> None:
     assert [objective.metric for objective in spec.objectives] == ["recall", "state_bytes"]
     assert spec.search.warm_start == ("smallest", "largest")
     assert (spec.resources.gpus, spec.resources.parallel) == (0.0, 2)
+
+
+def test_the_ratio_study_tries_every_share_in_every_place() -> None:
+    spec = study("hybrid_ratio")
+    orders = {tuple(layer.mixer for layer in one.arch.layers) for one in walk(spec.model)}
+    assert {len(order) for order in orders} == {5}
+    shares = Counter(order.count("attention") for order in orders)
+    assert shares == {0: 1, 1: 3, 2: 3}
+    assert spec.search.trials <= count(spec.model) == 2 * sum(shares.values())
 
 
 def test_the_published_sweep_is_covered() -> None:

@@ -1,8 +1,9 @@
 """A study's YAML file becomes a StudySpec, or an error that names every mistake and its line.
 
 `reading` starts at the top of the file, `model`, `task` and `objectives` read its larger sections,
-`fields` what narrows a mixer, in the words of `grammar`. `checks` finds limits that leave nothing
-to search, `schema` says the same grammar to editors.
+`stack` the layers of a model, `mixers` one layer, `fields` what narrows it, in the words of
+`grammar`. `checks` finds limits that leave nothing to search, `schema` says the same grammar to
+editors.
 """
 
 from archsearch.study_file.reading import load_study, plugin_files

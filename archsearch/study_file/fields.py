@@ -35,8 +35,12 @@ _RANGE = section(
     (
         Key("from", _ANY_INTEGER, "First value.", required=True),
         Key("to", _ANY_INTEGER, "Last value, included if the steps reach it.", required=True),
-        Key("step", whole(), "Distance of two values; 1 if not given."),
-        Key("scale", choice(("linear", "log2")), "log2 doubles instead of stepping."),
+        Key("step", whole(), "Distance of two values; 1 if not given, and never log2."),
+        Key(
+            "scale",
+            choice(("linear", "log2")),
+            "log2 doubles, linear steps. log2 if the mixer's own values double, else linear.",
+        ),
     )
 )
 
@@ -115,7 +119,8 @@ def _from_to(cursor: Cursor, field: Field) -> tuple[Value, ...]:
             f"{accepted(field)} for '{field.name}', or a list; from-to is for integers"
         )
     given: dict[str, Any] = _RANGE.read(cursor)
-    low, high, scale = given["from"], given["to"], given.get("scale", "linear")
+    usual = "log2" if field.doubles and "step" not in given and given["from"] > 0 else "linear"
+    low, high, scale = given["from"], given["to"], given.get("scale", usual)
     if low > high:
         raise cursor.refuse(f"an empty range, from {low} to {high}; 'from' is the smaller one")
     if scale == "log2" and "step" in given:

@@ -6,6 +6,7 @@ several keys (limits that exclude everything, room for the pairs of a task) only
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 from archsearch.registry import (
     channel_mixer_names,
@@ -15,11 +16,23 @@ from archsearch.registry import (
     mixer_names,
 )
 from archsearch.study_file.fields import field_schema
-from archsearch.study_file.grammar import NONE, Schema
-from archsearch.study_file.model import CHANNEL, ONE_OF, PARTS, one_of_schema
+from archsearch.study_file.grammar import NONE, Kind, Schema
+from archsearch.study_file.mixers import ONE_OF, PARTS, RATIO, REPEAT, TIE, TIE_NAME
+from archsearch.study_file.model import CHANNEL
 from archsearch.study_file.reading import STUDY
+from archsearch.study_file.stack import BLOCK_SECTION, PART_SECTION, RATIO_SECTION
 
-_DEFINED = ("layers", "layer", "alternative", "mixer", "part", "plain_mixer")
+_DEFINED = (
+    *("layers", "layer", "alternative", "mixed", "ratio"),
+    *("mixer", "tied_mixer", "part", "plain_mixer"),
+)
+_WORDS = (ONE_OF, NONE, REPEAT, RATIO, TIE)
+"""What means something else than a mixer, where a mixer's name stands."""
+
+_TIE: Schema = {
+    "description": "Layers with one tie choose together; they are written alike.",
+    **TIE_NAME.schema,
+}
 
 
 def study_schema() -> Schema:
@@ -55,23 +68,59 @@ def _layer_definitions(prefix: str, closed: bool) -> dict[str, Schema]:
     names = mixer_names()
     plain = [name for name in names if not default_parts(name)]
     reference = {name: {"$ref": f"#/$defs/{prefix}{name}"} for name in _DEFINED}
-    alternative = {"anyOf": [_named(names, closed), {"const": NONE}, reference["mixer"]]}
+    mixer = {"anyOf": [_named(names, closed), reference["mixer"]]}
     part = {"anyOf": [_named(plain, closed), reference["plain_mixer"]]}
+    tied = reference["tied_mixer"]
     schemas: dict[str, Schema] = {
         "layers": {"type": "array", "items": reference["layer"], "minItems": 1},
         "layer": {
             "anyOf": [
-                _named(names, closed),
-                reference["mixer"],
-                one_of_schema(reference["alternative"]),
+                *mixer["anyOf"],
+                tied,
+                _one_of(reference["alternative"], can_tie=True),
+                _with(BLOCK_SECTION, layers=reference["layers"]),
+                {
+                    "type": "object",
+                    "properties": {RATIO: reference["ratio"]},
+                    "required": [RATIO],
+                    "additionalProperties": False,
+                },
             ]
         },
-        "alternative": alternative,
+        "alternative": {"anyOf": [*mixer["anyOf"], {"const": NONE}]},
+        "mixed": {"anyOf": [*mixer["anyOf"], tied, _one_of(mixer, can_tie=True)]},
+        "ratio": _ratio(reference["mixed"]),
         "mixer": _written(names, closed, reference["part"]),
-        "part": {"anyOf": [part, one_of_schema(part)]},
+        "tied_mixer": _written(names, closed, reference["part"], tied=True),
+        "part": {"anyOf": [part, _one_of(part)]},
         "plain_mixer": _written(plain, closed, reference["part"]),
     }
     return {f"{prefix}{name}": schema for name, schema in schemas.items()}
+
+
+def _with(kind: Kind[Any], **properties: Schema) -> Schema:
+    """The schema of a section, some keys of which refer to a definition; they keep their text."""
+    schema = copy.deepcopy(kind.schema)
+    for name, reference in properties.items():
+        described = schema["properties"][name]
+        schema["properties"][name] = {"description": described["description"], **reference}
+    return schema
+
+
+def _ratio(mixed: Schema) -> Schema:
+    schema = _with(RATIO_SECTION, rest=mixed)
+    schema["properties"]["mix"]["items"] = _with(PART_SECTION, layer=mixed)
+    return schema
+
+
+def _one_of(alternative: Schema, can_tie: bool = False) -> Schema:
+    alternatives = {"type": "array", "items": alternative, "minItems": 1}
+    return {
+        "type": "object",
+        "properties": {ONE_OF: alternatives} | ({TIE: _TIE} if can_tie else {}),
+        "required": [ONE_OF],
+        "additionalProperties": False,
+    }
 
 
 def _named(names: Sequence[str], closed: bool) -> Schema:
@@ -83,18 +132,23 @@ def _named(names: Sequence[str], closed: bool) -> Schema:
 
 def _reserved(names: Sequence[str]) -> list[str]:
     """What cannot be the name of a mixer of the study's own, or be one of `names`."""
-    return [ONE_OF, NONE, *(name for name in mixer_names() if name not in names)]
+    return [*_WORDS, *(name for name in mixer_names() if name not in names)]
 
 
-def _written(names: Sequence[str], closed: bool, part: Schema) -> Schema:
-    """A mixer with its fields."""
+def _written(names: Sequence[str], closed: bool, part: Schema, tied: bool = False) -> Schema:
+    """A mixer with its fields; a tied one has its tie beside it."""
+    reserved = [name for name in _reserved(names) if not (tied and name == TIE)]
     return {
         "type": "object",
-        "properties": {name: _mixer_schema(name, part) for name in names},
+        "properties": {
+            **{name: _mixer_schema(name, part) for name in names},
+            **({TIE: _TIE} if tied else {}),
+        },
+        "required": [TIE] if tied else [],
         "additionalProperties": False if closed else {"type": ["object", "null"]},
-        "propertyNames": {"not": {"enum": _reserved(names)}},
-        "minProperties": 1,
-        "maxProperties": 1,
+        "propertyNames": {"not": {"enum": reserved}},
+        "minProperties": 1 + tied,
+        "maxProperties": 1 + tied,
     }
 
 
@@ -108,7 +162,7 @@ def _channel_definition() -> Schema:
         "maxProperties": 1,
     }
     one: Schema = {"anyOf": [{"enum": [NONE, *names]}, written]}
-    return {"anyOf": [one, one_of_schema(one)]}
+    return {"anyOf": [one, _one_of(one)]}
 
 
 def _doc_of(name: str) -> str:
