@@ -110,14 +110,27 @@ def constraint_names(spec: StudySpec) -> set[str]:
 
 
 class Driver:
-    """A coordinator in another process, with a Ray of its own."""
+    """A coordinator in another process, with a Ray of its own unless it is told an address.
 
-    def __init__(self, folder: Path, orders: Mapping[str, Any], *options: str) -> None:
-        command = [sys.executable, "-m", "stub_driver", str(folder), json.dumps(orders), *options]
-        self.held = set(orders["hold"])
+    Args:
+        settings: as in `stub_driver`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        orders: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        told = [json.dumps(orders), json.dumps(settings)]
+        self.held = set(orders.get("hold", []))
         self.process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+            [sys.executable, "-m", "stub_driver", str(folder), *told],
+            env={
+                **(environment or os.environ),
+                "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+            },
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,
             text=True,

@@ -48,6 +48,8 @@ from archsearch.spec import (
 
 FUNCTION = "stub_trials:run_stub"
 DEVICE_MODEL = "pretended device"
+SICK = "ARCHSEARCH_STUB_SICK"
+"""Environment variable of a node on which every trial is lost."""
 
 
 def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None = None) -> StudySpec:
@@ -109,6 +111,9 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
     folder = Path(orders["folder"])
     attempt = _count_attempt(folder, request)
     yield Started(node=platform.node(), pid=os.getpid(), device_model=DEVICE_MODEL)
+    if SICK in os.environ:
+        yield from _misbehave("lose")
+        return
     if request.number in orders.get("hold", []):
         _wait_for(folder / "hold")
     for order in ("kill", "raise", "exhaust", "lose", "diverge", "nothing"):

@@ -41,7 +41,7 @@ class PlayedCluster:
         arrived, self.coming = self.coming, []
         return arrived
 
-    def cancel(self, token: str) -> None:
+    def cancel(self, token: str, lost: str = "") -> None:
         self.cancelled.append(token)
 
     def close(self) -> None:

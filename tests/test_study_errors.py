@@ -41,6 +41,9 @@ resources: {gpus: 1}
 tracking: {mlflow: none}
 """
 
+LATENCY_BEFORE = "{parameters: 2M}\nsearch: {sampler: random, time: 30m}\nresources: {gpus: 1}"
+LATENCY_AFTER = LATENCY_BEFORE.replace("parameters: 2M", "decode_ms: 5").replace("1}", "1/2}")
+
 BAD = [
     # what is replaced, by what, the line, and what the message holds
     ("study: good", "", 2, "missing key 'study'; expected a name of letters"),
@@ -194,6 +197,7 @@ BAD = [
         "found early stopping with train.rungs 3, none of which lies between the grace (0.8 of",
     ),
     ("gpus: 1", "gpus: 0.33", 23, "found 0.33; expected a whole number of GPUs", "written 1/3"),
+    (LATENCY_BEFORE, LATENCY_AFTER, 23, "decode_ms cannot be measured on a GPU that others use"),
     ("gpus: 1", "gpus: 2/3", 23, "found '2/3'; expected a whole number of GPUs"),
     ("gpus: 1", "gpus: 1.5", 23, "found 1.5; expected a whole number of GPUs"),
     ("mlflow: none", "storage: archsearch.db", 24, "expected a database URL, such as sqlite:///"),
@@ -240,6 +244,7 @@ def validator() -> Draft202012Validator:
 
 
 READER_ONLY = {
+    LATENCY_AFTER,
     "early_stopping: {grace: 0.8}",
     "study: |\n  good",
     "repeat: 200",

@@ -9,7 +9,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
-from archsearch.cluster import Alive, Answer, Arrival, Cluster, Gone, Up
+from archsearch.cluster import Alive, Answer, Arrival, Cluster, Gone, News, Returned, Up
 from archsearch.coordinator.book import Entry
 from archsearch.coordinator.confirming import Confirming
 from archsearch.coordinator.desk import Desk
@@ -101,7 +101,7 @@ class Loop:
     @property
     def is_done(self) -> bool:
         """True if nothing runs or waits, and nothing more will be proposed."""
-        return not self.flights and self.has_searched
+        return not self.flights and not self._confirmations and self.has_searched
 
     @property
     def has_searched(self) -> bool:
@@ -160,8 +160,8 @@ class Loop:
                 self.cluster.cancel(token)
                 self._fail(token, FailureClass.TIMED_OUT, f"stopped after {limit:g} s")
             elif flight.is_silent(LEASE_S):
-                self.cluster.cancel(token)
                 said = f"its worker showed no sign of life for {LEASE_S:g} s"
+                self.cluster.cancel(token, lost=said)
                 self._fail(token, FailureClass.LOST, said)
         self._renew()
 
@@ -250,6 +250,9 @@ class Loop:
         self._changed("")
 
     def _take(self, arrival: Arrival) -> None:
+        if isinstance(arrival, News):
+            self._changed(arrival.text)
+            return
         flight = self.flights.get(arrival.token)
         if flight is None:
             if isinstance(arrival, Answer) and not isinstance(arrival.event, Started | Rung):
@@ -263,6 +266,8 @@ class Loop:
             pass
         elif isinstance(arrival, Gone):
             self._fail(arrival.token, arrival.failure, arrival.message, arrival.traceback)
+        elif isinstance(arrival, Returned):
+            self._take_back(arrival)
         else:
             self._hear(flight, arrival)
 
@@ -324,6 +329,15 @@ class Loop:
         seeds = len(evaluation.evaluation.members)
         said = f"recall {fresh:.3f} over {seeds} fresh seeds, {searched:.3f} in the search"
         self._changed(f"trial {entry.number} is confirmed: {said}")
+
+    def _take_back(self, returned: Returned) -> None:
+        """An attempt that never began says nothing about its trial, which goes again."""
+        flight = self._land(returned.token)
+        entry = flight.entry
+        self._attempts[entry.number] -= 1
+        self.desk.ledger.fail_attempt(returned.token, FailureClass.LOST, returned.message)
+        (self._confirmations if flight.confirms else self.queue).appendleft(entry)
+        self._changed(f"trial {entry.number} goes again: {returned.message}")
 
     def _fail(self, token: str, failure: FailureClass, message: str, traceback: str = "") -> None:
         flight = self._land(token)

@@ -261,6 +261,8 @@ class _Run:
                 self._heartbeat.stand(WAIT_S)
             elif spent is not None:
                 return spent
+            else:
+                loop.take()  # nothing runs: there may be no machine at the moment
             self.showing.tick(loop)
 
     def _note_pause(self, loop: Loop, is_paused: bool) -> None:

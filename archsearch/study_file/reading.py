@@ -272,6 +272,7 @@ def load_study(path: Path) -> StudySpec:
         _check_prefix(root, spec)
         _check_limits(root, spec)
         _check_stopping(root, spec)
+        _check_latency(root, spec)
     except Rejected:
         ordered = sorted(set(root.problems), key=lambda problem: (problem.line, problem.column))
         raise SpecError(document.source, ordered) from None
@@ -305,6 +306,15 @@ def _check_prefix(root: Cursor, spec: StudySpec) -> None:
 def _check_stopping(root: Cursor, spec: StudySpec) -> None:
     if said := why_never(spec):
         raise root.refuse(said, "search", "early_stopping")
+
+
+def _check_latency(root: Cursor, spec: StudySpec) -> None:
+    timed = sorted({axis.metric for axis in spec.axes} & {"prefill_ms", "decode_ms"})
+    if timed and 0 < spec.resources.gpus < 1:
+        said = (
+            f"{timed[0]} cannot be measured on a GPU that others use meanwhile; expected 1 or more"
+        )
+        raise root.refuse(said, "resources", "gpus")
 
 
 def _check_limits(root: Cursor, spec: StudySpec) -> None:

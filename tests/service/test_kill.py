@@ -37,8 +37,8 @@ HOLD = {"hold": [2, 3]}
 def driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     started: list[Driver] = []
 
-    def start(*options: str) -> Driver:
-        started.append(Driver(tmp_path, HOLD, *options))
+    def start(**settings: bool) -> Driver:
+        started.append(Driver(tmp_path, HOLD, **settings))
         return started[-1]
 
     yield start
@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(
 ) -> None:
     """The publisher of this coordinator would wait for ever."""
     with held(tmp_path):
-        coordinator = driver("stuck")
+        coordinator = driver(stuck=True)
         coordinator.wait_until_held()
         coordinator.process.send_signal(signal.SIGTERM)
         coordinator.read_until(lambda said: "stuck" in said)
