@@ -58,8 +58,10 @@ class Raylets:
     def _start(
         self, host: str, options: list[str], environment: Mapping[str, str]
     ) -> subprocess.Popen[str]:
-        # Nodes that share a folder and start at once quarrel over names of sockets.
-        own = [f"--temp-dir={self._folder}/{host[-1]}", f"--node-ip-address={host}"]
+        # Nodes that share a folder and start at once quarrel over names of sockets. In the head's,
+        # Ray looks for the address `auto`.
+        folder = "ray" if "--head" in options else host[-1]
+        own = [f"--temp-dir={self._folder}/{folder}", f"--node-ip-address={host}"]
         own += [f"--dashboard-agent-listen-port={free_port()}"]
         own += [f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         self._started.append(

@@ -148,13 +148,18 @@ class Driver:
 
     def wait_until_held(self) -> list[int]:
         """Wait until all trials that are ordered to hold run; return their workers."""
+        return [pid for _node, pid in self.where_held()]
+
+    def where_held(self) -> list[tuple[str, int]]:
+        """Wait as above; return the node and the process of each."""
 
         def all_run(said: dict[str, Any]) -> bool:
             workers = dict(said.get("running", []))
             return set(workers) == self.held and all(workers.values())
 
         running = self.read_until(all_run)["running"]
-        return [int(worker.split()[-1]) for _number, worker in running]
+        workers = (worker.split() for _number, worker in running)
+        return [(node, int(pid)) for node, _pid, pid in workers]
 
     def children(self) -> list[int]:
         """Its processes and theirs."""

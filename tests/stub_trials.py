@@ -50,6 +50,8 @@ FUNCTION = "stub_trials:run_stub"
 DEVICE_MODEL = "pretended device"
 SICK = "ARCHSEARCH_STUB_SICK"
 """Environment variable of a node on which every trial is lost."""
+NAME = "ARCHSEARCH_STUB_NAME"
+"""Environment variable that tells nodes of one machine apart."""
 
 
 def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None = None) -> StudySpec:
@@ -110,7 +112,8 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
     orders = json.loads(request.task.recipe)
     folder = Path(orders["folder"])
     attempt = _count_attempt(folder, request)
-    yield Started(node=platform.node(), pid=os.getpid(), device_model=DEVICE_MODEL)
+    node = os.environ.get(NAME, platform.node())
+    yield Started(node=node, pid=os.getpid(), device_model=DEVICE_MODEL)
     if SICK in os.environ:
         yield from _misbehave("lose")
         return

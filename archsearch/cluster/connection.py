@@ -32,9 +32,10 @@ def connect(address: str | None, resources: ResourcesSpec) -> tuple[Any, bool]:
     Raises:
         ServiceError: Ray cannot be reached, or not in this way.
     """
-    if address is not None and address.startswith("ray://"):
+    meant = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+    if meant is not None and meant.startswith("ray://"):
         raise ServiceError(
-            f"{address} is Ray's client, which cannot stream results; run on a machine of the "
+            f"{meant} is Ray's client, which cannot stream results; run on a machine of the "
             "cluster with --address auto, or send this command there with `ray job submit`"
         )
     ray = _import_ray(is_local=address is None)

@@ -237,8 +237,13 @@ def test_a_request_that_never_fits_is_refused_with_the_nearest_fit(tmp_path: Pat
         assert store.study("stub").coordinator is None, "the study is given back"
 
 
-def test_a_cluster_that_cannot_stream_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["ray://head:10001", "auto"])
+def test_a_cluster_that_cannot_stream_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
     from archsearch.cluster import Cluster
 
-    with pytest.raises(ServiceError, match="--address auto"):
-        Cluster(stub_study(tmp_path).resources, "ray://head:10001")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")  # what `auto` is then
+    said = "ray://head:10001 is .* --address auto, or send this command there with `ray job submit`"
+    with pytest.raises(ServiceError, match=said):
+        Cluster(stub_study(tmp_path).resources, address)

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from raylets import RAY, Raylets
 from service_cases import TESTS, Driver, check_books, held, stored
-from stub_trials import SICK, stub_study
+from stub_trials import NAME, SICK, stub_study
 
 from archsearch import __version__
 from archsearch.errors import FailureClass
 from archsearch.records import AttemptState, TrialState
+from archsearch.store import Store
 
 ARCHSEARCH = str(Path(sys.executable).parent / "archsearch")
 STUDY = """
@@ -127,6 +128,34 @@ def test_trials_of_a_node_that_dies_go_again_on_one_that_joins(
     check_books(spec)
 
 
+def test_trials_spread_over_nodes_as_these_leave_and_join(raylets: Raylets, tmp_path: Path) -> None:
+    """Of two nodes that each run a trial one dies, and its trial begins again on a third."""
+
+    def start(name: str) -> "subprocess.Popen[str]":
+        return raylets.add(1, "WIDE", {NAME: name})
+
+    nodes = {name: start(name) for name in ("first", "second")}
+    for node in nodes.values():
+        raylets.wait_for(node)
+    with held(tmp_path) as lock:
+        driver = drive(raylets, tmp_path, {"hold": [0, 1]}, resources={"device": "WIDE"})
+        assert {node for node, _pid in driver.where_held()} == {"first", "second"}
+        raylets.kill_raylet(nodes["second"])
+        driver.read_until(lambda said: "trials at once now: 1" in said["note"])
+        raylets.wait_for(start("third"))
+        assert {node for node, _pid in driver.where_held()} == {"first", "third"}
+        lock.close()
+        said = lines(driver)
+    assert said[-1]["reason"] == "trials", said[-1]
+    spec = stub_study(tmp_path)
+    assert {one.state for one in stored(spec)} == {TrialState.COMPLETE}
+    attempts = [one for trial in stored(spec) for one in trial.attempts]
+    failed = [(one.node, one.failure) for one in attempts if one.state is AttemptState.FAILED]
+    assert failed == [("second", FailureClass.LOST)]
+    assert {one.node for one in attempts if one.state is AttemptState.DONE} == {"first", "third"}
+    check_books(spec)
+
+
 def test_what_fits_no_node_is_refused_with_the_nearest(raylets: Raylets, tmp_path: Path) -> None:
     asked = {"device": "NONE", "cpus": 64}
     error = lines(drive(raylets, tmp_path, {}, resources=asked))[-1]["error"]
@@ -134,11 +163,25 @@ def test_what_fits_no_node_is_refused_with_the_nearest(raylets: Raylets, tmp_pat
     assert "the nearest has 2 CPUs and 0 GPUs; device types: GOOD, " in error
 
 
-def test_a_job_of_ray_runs_a_study_on_its_cluster(raylets: Raylets, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_job", [False, True], ids=["on a node", "as a job"])
+def test_the_documented_commands_run_a_study_on_a_cluster(
+    raylets: Raylets, tmp_path: Path, is_job: bool
+) -> None:
     """With nothing pretended but the name of the device."""
     (tmp_path / "tiny.yaml").write_text(STUDY)
-    inner = f"cd {tmp_path} && {ARCHSEARCH} run tiny.yaml --address auto"
-    submit = [RAY, "job", "submit", "--address", raylets.dashboard, "--", "sh", "-c", inner]
-    done = subprocess.run(submit, env=raylets.environment, capture_output=True, text=True)
+    place = {"ARCHSEARCH_STORAGE": f"sqlite:///{tmp_path}/results.db"}
+    command = [ARCHSEARCH, "run", "tiny.yaml", "--address", "auto"]
+    if is_job:
+        job = ["--working-dir", ".", "--runtime-env-json", json.dumps({"env_vars": place})]
+        command = [RAY, "job", "submit", "--address", raylets.dashboard, *job, "--", *command]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=raylets.environment if is_job else {**raylets.environment, **place},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all 1 trials are done" in done.stdout
+    with Store(place["ARCHSEARCH_STORAGE"]) as store:
+        assert [trial.state for trial in store.trials("tiny")] == [TrialState.COMPLETE]
