@@ -1,4 +1,4 @@
-"""Causal linear attention with BASED's Taylor map of second order, its own kernels (arXiv:2402.18668).
+"""Kernels of causal linear attention with BASED's second-order Taylor map (arXiv:2402.18668).
 
     w_ij = phi(q_i) . phi(k_j) = 1 + t + t^2/2      t = q_i . k_j / sqrt(K)
     S_i = S_{i-1} + phi(k_i) v_i^T                  z_i = z_{i-1} + phi(k_i)
@@ -6,7 +6,7 @@
 
 phi makes F = 1 + K + K(K+1)/2 features, in the order of `linear_attention.taylor.features`: each
 product of two numbers once. This is `linear_attention` with the map `taylor`, no decay and its
-normaliser; that family's backend `triton` is this one's.
+normaliser.
 
 `prefix_state` is what tokens leave that every query may see, whatever the order: begin with it and
 the start of a text has been read as a whole (just read twice, arXiv:2407.05483). `step` reads one
@@ -155,4 +155,4 @@ def _family(op: Callable[..., Any]) -> Family:
     )
 
 
-FAMILY, _PREFIX, _STEP = map(_family, (taylor_linear_attention, prefix_state, step))
+FAMILY, _PREFIX, _STEP = _family(taylor_linear_attention), _family(prefix_state), _family(step)

@@ -21,11 +21,9 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from archsearch_kernels.taylor_linear_attention.tiles import (
-    PART,
     G,
     absorb,
     features,
-    is_constant,
     is_linear,
     load_counts,
     load_rows,
@@ -79,19 +77,13 @@ def queries(
     blocks: tl.constexpr = (V + BV - 1) // BV
     row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     part, h, b = tl.program_id(1), row % H, tl.cast(row // H, tl.int64)
-    q += b * q_b + h * q_h
-    k += b * k_b + h * k_h
+    q, k, at = q + b * q_b + h * q_h, k + b * k_b + h * k_h, b * T * H + h
     v += b * v_b + h * v_h + block * BV
-    at = b * T * H + h
-    g += at * V + block * BV
-    exists += b * e_b
-    v_V = block * BV + tl.arange(0, BV)
+    g, exists, v_V = g + at * V + block * BV, exists + b * e_b, block * BV + tl.arange(0, BV)
     first_DG, second_DG = selections(of_query, D, N)
     first_GD, second_GD = turned_selections(of_key, D, N)
-    from_row = row * parts + part if FROM == PART else row
-    from_size: tl.constexpr = N * G if FROM == PART else F
     state, sums = load_state(
-        first, first_sum, places, load_factor, from_row, v_V, N, from_size, V, FROM
+        first, first_sum, places, load_factor, row, parts, part, v_V, N, F, V, FROM
     )
     order_C = tl.arange(0, C)
     counts_r = (block == 0).to(tl.float32)
@@ -151,20 +143,14 @@ def keys(
     blocks: tl.constexpr = (V + BV - 1) // BV
     row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     part, h, b = tl.program_id(1), row % H, tl.cast(row // H, tl.int64)
-    k += b * k_b + h * k_h
+    q, k, at = q + b * q_b + h * q_h, k + b * k_b + h * k_h, b * T * H + h
     v += b * v_b + h * v_h + block * BV
-    q += b * q_b + h * q_h
-    at = b * T * H + h
-    g += at * V + block * BV
-    exists += b * e_b
-    v_V = block * BV + tl.arange(0, BV)
+    g, exists, v_V = g + at * V + block * BV, exists + b * e_b, block * BV + tl.arange(0, BV)
     limit = tl.minimum(tl.load(lengths + b).to(tl.int32), T) if HAS_LENGTHS else T
     first_DG, second_DG = selections(of_key, D, N)
     first_GD, second_GD = turned_selections(of_query, D, N)
-    from_row = row * parts + part if FROM == PART else row
-    from_size: tl.constexpr = N * G if FROM == PART else F
     state, sums = load_state(
-        first, first_sum, places, load_factor, from_row, v_V, N, from_size, V, FROM
+        first, first_sum, places, load_factor, row, parts, part, v_V, N, F, V, FROM
     )
     counts_r = (block == 0).to(tl.float32)
     chunks = tl.cdiv(tl.minimum(part * each + each, T) - part * each, C)
@@ -186,9 +172,8 @@ def keys(
                 state, sums, q_CD, g_CV, r_C, first_GD, second_GD, N, P, ROOT, CONSTANT, True
             )
         if MASKED or HAS_LENGTHS:
-            e_C = load_counts(exists, t0, e_t, limit, C, MASKED)
-            d_CD = tl.where(e_C[:, None] > 0, d_CD, 0.0)
-            dv_CV = tl.where(e_C[:, None] > 0, dv_CV, 0.0)
+            e_C1 = load_counts(exists, t0, e_t, limit, C, MASKED)[:, None]
+            d_CD, dv_CV = tl.where(e_C1 > 0, d_CD, 0.0), tl.where(e_C1 > 0, dv_CV, 0.0)
         store_rows(dk + block * dk_part + at * K, d_CD, t0, H * K, T, K, D, C)
         store_rows(dv + at * V + block * BV, dv_CV, t0, H * V, T, V - block * BV, BV, C)
     if KEEPS:

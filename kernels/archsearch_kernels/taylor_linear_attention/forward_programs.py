@@ -16,7 +16,6 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from archsearch_kernels.taylor_linear_attention.tiles import (
     EPSILON,
-    NONE,
     PART,
     PUBLIC,
     G,
@@ -133,18 +132,14 @@ def outputs(
     blocks: tl.constexpr = (V + BV - 1) // BV
     row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     part, h, b = tl.program_id(1), row % H, tl.cast(row // H, tl.int64)
-    q += b * q_b + h * q_h
-    k += b * k_b + h * k_h
+    q, k, at = q + b * q_b + h * q_h, k + b * k_b + h * k_h, b * T * H + h
     v += b * v_b + h * v_h + block * BV
-    at = b * T * H + h
     exists += b * e_b
     v_V = block * BV + tl.arange(0, BV)
     first_DG, second_DG = selections(of_query, D, N)
     first_GD, second_GD = turned_selections(of_key, D, N)
-    from_row = row * parts + part if FROM == PART else row
-    from_size: tl.constexpr = N * G if FROM == PART else F
     state, sums = load_state(
-        first, first_sum, places, load_factor, from_row, v_V, N, from_size, V, FROM
+        first, first_sum, places, load_factor, row, parts, part, v_V, N, F, V, FROM
     )
     order_C = tl.arange(0, C)
     end = tl.minimum(part * each + each, T)

@@ -186,7 +186,9 @@ def _scan(
     )
 
 
-def prepared(dy: Tensor, y: Tensor, denominator: Tensor, operand: torch.dtype) -> tuple[Tensor, Tensor]:
+def prepared(
+    dy: Tensor, y: Tensor, denominator: Tensor, operand: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Gradients of numerator and denominator of each output."""
     dy, g, r = dy.contiguous(), torch.empty_like(y, dtype=operand), torch.empty_like(denominator)
     rows, V = r.numel(), y.shape[-1]
@@ -231,8 +233,9 @@ def key_gradients(
     keeps = causal and last.kind == PUBLIC and parts == 1
     if causal and parts > 1:
         first = query_states(shape, (each, parts), given.q, g, r, first, last)
-    dk, dv = _pieces(shape, given.k, shape.K, blocks.values), torch.empty_like(
-        given.v, memory_format=torch.contiguous_format
+    dk, dv = (
+        _pieces(shape, given.k, shape.K, blocks.values),
+        torch.empty_like(given.v, memory_format=torch.contiguous_format),
     )
     backward_programs.keys[(shape.programs(blocks), parts)](
         *(*given[:4], given.v if length_B is None else length_B, g, r, table.of_query),

@@ -138,5 +138,5 @@ def _weight(key_size: int, a: int, b: int) -> float:
     if a < 0:
         return 1.0
     if b < 0:
-        return key_size**-0.25
-    return key_size**-0.5 * (math.sqrt(0.5) if a == b else 1.0)
+        return 1 / math.sqrt(math.sqrt(key_size))
+    return math.sqrt((0.5 if a == b else 1.0) / key_size)

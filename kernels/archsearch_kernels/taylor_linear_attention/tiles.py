@@ -1,4 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code=assignment
+# ruff: noqa: RUF005 - what compiles these programs knows no other way to make a tuple longer
 """What the Triton programs of Taylor linear attention share: tiles of tokens, features and states.
 
 Features are made by two products with constant 0-1 matrices and one product number by number, and
@@ -187,10 +189,13 @@ def store_state_tile(
 
 @triton.jit
 def load_state(
-    memory, sums, places, factor, row, v_V, N: tl.constexpr, F: tl.constexpr, V: tl.constexpr,
-    FROM: tl.constexpr,
+    memory, sums, places, factor, row, parts, part, v_V, N: tl.constexpr, F: tl.constexpr,
+    V: tl.constexpr, FROM: tl.constexpr,
 ):  # fmt: skip
-    """A state to begin with: nothing, or one that was stored."""
+    """A state to begin a part with: nothing, or one that was stored."""
+    size: tl.constexpr = N * G if FROM == PART else F
+    if FROM == PART:
+        row = row * parts + part
     state = ()
     normaliser = ()
     for n in tl.static_range(N):
@@ -199,7 +204,7 @@ def load_state(
             sum_G = tl.zeros([G], tl.float32)
         else:
             state_GV, sum_G = load_state_tile(
-                memory, sums, places, factor, row, n, v_V, F, V, FROM
+                memory, sums, places, factor, row, n, v_V, size, V, FROM
             )
         state = state + (state_GV,)
         normaliser = normaliser + (sum_G,)

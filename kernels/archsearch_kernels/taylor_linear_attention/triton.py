@@ -161,6 +161,7 @@ def _room(state: Tensor | None, other: Tensor) -> Tensor:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
+    ctx.keeps_state = inputs[6]
     ctx.save_for_backward(*inputs[:6], output[0], output[1])
 
 
@@ -174,7 +175,9 @@ def _gradients(
     *inputs, y, denominator = ctx.saved_tensors
     memory, normaliser = inputs[4:]
     dy = torch.zeros_like(y) if dy is None else dy
-    if d_memory is not None or d_normaliser is not None:
+    if not ctx.keeps_state:
+        d_memory = d_normaliser = None
+    elif d_memory is not None or d_normaliser is not None:
         shape = Shape.of(inputs[1], inputs[2])
         rows = denominator.new_zeros(shape.B, shape.H, shape.layout.features)
         d_normaliser = rows if d_normaliser is None else d_normaliser
@@ -257,9 +260,7 @@ def _prefix_gradients(
 prefix.register_autograd(_prefix_gradients, setup_context=_save_prefix)
 
 
-@torch.library.custom_op(
-    "archsearch::taylor_step", mutates_args=("memory_BHFV", "normaliser_BHF")
-)
+@torch.library.custom_op("archsearch::taylor_step", mutates_args=("memory_BHFV", "normaliser_BHF"))
 def one_token(
     q_BHK: Tensor, k_BHK: Tensor, v_BHV: Tensor, memory_BHFV: Tensor, normaliser_BHF: Tensor
 ) -> Tensor:
