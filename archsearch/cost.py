@@ -5,7 +5,9 @@ Exact: parameters are counted on the meta device, state bytes come from the mixe
 which limits of a study an architecture breaks. Knows nothing of training.
 """
 
+import json
 import math
+from functools import lru_cache
 from numbers import Real
 
 import torch
@@ -15,6 +17,7 @@ from archsearch.errors import InfeasibleError, PluginError
 from archsearch.mixer import Mixer, StateRange
 from archsearch.mixer import state_bytes as mixer_state_bytes
 from archsearch.model import LanguageModel
+from archsearch.registry import load_mixer
 from archsearch.spec import (
     KNOWN_BEFORE_TRAINING,
     MEASURED_AFTER_TRAINING,
@@ -33,6 +36,25 @@ def compute_dtype(precision: str) -> torch.dtype:
 
 def parameters(arch: ArchSpec, vocab_size: int) -> int:
     """Number of parameters; the tied embedding counts once. Raises PluginError, InfeasibleError."""
+    found = _counted(arch.model_copy(update={"layers": ()}), vocab_size)
+    for layer in arch.layers:
+        alone = arch.model_copy(update={"layers": (layer,)})
+        found += _of_layer(alone.canonical_json, tuple(map(load_mixer, alone.mixers)))
+    return found
+
+
+@lru_cache(4096)
+def _of_layer(stored: str, _mixers: tuple[type[Mixer], ...]) -> int:
+    """Parameters of the layer of an architecture of one layer, as its stored JSON.
+
+    Building a layer takes milliseconds, and a search asks of the same layers again and again. The
+    classes are part of the key, because a mixer's file may be loaded anew.
+    """
+    arch = ArchSpec.from_stored(json.loads(stored))
+    return _counted(arch, 1) - _counted(arch.model_copy(update={"layers": ()}), 1)
+
+
+def _counted(arch: ArchSpec, vocab_size: int) -> int:
     with torch.device("meta"):
         model = LanguageModel(arch, vocab_size)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
@@ -106,6 +107,7 @@ class Field:
         )
 
 
+@cache
 def fields_of(config: type) -> Mapping[str, Field]:
     """Read the searchable and fixed fields off a config dataclass, in declaration order.
 

@@ -181,7 +181,7 @@ class EarlyStopping(Frozen):
 class SearchSpec(Frozen):
     """How the space is searched. `trials` counts distinct architectures that were evaluated."""
 
-    sampler: Literal["auto", "tpe", "gp", "nsga2", "random"] = "auto"
+    sampler: Literal["auto", "evolution", "tpe", "gp", "nsga2", "random"] = "auto"
     trials: int = 32
     time_s: float | None = None
     device_time_s: float | None = None

@@ -196,7 +196,7 @@ def test_count_and_walk_agree(tmp_path: Path) -> None:
 def test_every_sampler_proposes_parts(tmp_path: Path) -> None:
     spec = read(tmp_path)
     walked = {draw(spec.model, random.Random(seed)).arch.layers[1].label for seed in range(20)}
-    for name in ("tpe", "random", "nsga2"):
+    for name in ("tpe", "random", "nsga2", "evolution"):
         proposer = Proposer(spec, {"name": name, "population": 8})
         proposed = [proposer.ask() for _ in range(12)]
         assert {one.arch.layers[1].label for one in proposed} <= walked

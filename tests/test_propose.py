@@ -45,6 +45,7 @@ SAMPLERS: list[dict[str, Any]] = [
     {"name": "tpe"},
     {"name": "gp"},
     {"name": "nsga2", "population": 8},
+    {"name": "evolution"},
 ]
 LAG = 3
 """Trials that are proposed and not yet told, as with three workers."""
@@ -110,9 +111,10 @@ def test_every_sampler_goes_on_after_trials_that_were_stopped(
         proposer.tell(number, complete if number % complete_every == 2 else stopped)
 
 
-def test_tpe_turns_away_from_what_is_stopped() -> None:
+@pytest.mark.parametrize("name", ["tpe", "evolution"])
+def test_a_model_turns_away_from_what_is_stopped(name: str) -> None:
     spec = SPEC.model_copy(update={"limits": ()})
-    proposer = Proposer(spec, {"name": "tpe"})
+    proposer = Proposer(spec, {"name": name})
     good = 0
     for number in range(60):
         arch = proposer.ask().arch
@@ -125,11 +127,12 @@ def test_tpe_turns_away_from_what_is_stopped() -> None:
     assert good >= 20  # of 30; chance gives 15
 
 
-def test_proposals_do_not_depend_on_the_process() -> None:
+@pytest.mark.parametrize("name", ["tpe", "evolution"])
+def test_proposals_do_not_depend_on_the_process(name: str) -> None:
     """Python's string hashes differ between processes; nothing may depend on them."""
     program = (
         "import test_propose as t\n"
-        "print(*[p.arch.arch_hash for p in t.search(t.SPEC, {'name': 'tpe'}, 24)])\n"
+        f"print(*[p.arch.arch_hash for p in t.search(t.SPEC, {{'name': '{name}'}}, 24)])\n"
     )
     elsewhere = subprocess.run(
         [sys.executable, "-c", program],
@@ -138,7 +141,7 @@ def test_proposals_do_not_depend_on_the_process() -> None:
         text=True,
         check=True,
     )
-    here = [one.arch.arch_hash for one in search(SPEC, {"name": "tpe"}, 24)]
+    here = [one.arch.arch_hash for one in search(SPEC, {"name": name}, 24)]
     assert elsewhere.stdout.split() == here
 
 
@@ -202,21 +205,11 @@ def test_only_evenly_spaced_integers_are_numbers(
     assert distribution_of(candidates) == expected
 
 
-def test_auto_chooses_by_space_and_budget() -> None:
-    auto = changed(SPEC, "search", sampler="auto")
-    plain = auto.model_copy(
-        update={
-            "model": ModelSpec(
-                width=(32, 64, 96),
-                layers=(Slot(options=(Option(mixer="base_conv", fields={"kernel": (2, 3, 4)}),)),),
-            )
-        }
-    )
-    assert resolve_sampler(auto) == {"name": "tpe"}
-    assert resolve_sampler(plain) == {"name": "gp"}
-    many = changed(auto, "search", trials=2000)
-    assert resolve_sampler(many) == {"name": "nsga2", "population": 50}
+def test_samplers_are_fixed_when_a_study_begins() -> None:
+    assert resolve_sampler(changed(SPEC, "search", sampler="auto")) == {"name": "evolution"}
     assert resolve_sampler(changed(SPEC, "search", sampler="random")) == {"name": "random"}
+    many = changed(SPEC, "search", sampler="nsga2", trials=2000)
+    assert resolve_sampler(many) == {"name": "nsga2", "population": 50}
 
 
 def test_decisions_of_the_walk_lead_back_to_their_architectures() -> None:

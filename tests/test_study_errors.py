@@ -182,7 +182,7 @@ BAD = [
     ("parameters: 2M", "parameters: 2M, state_bytes: {context: 9}", 21, "missing key 'maximum'"),
     ("parameters: 2M", "parameters: 100", 21, "excludes every architecture", "a limit of 100, but"),
     ("parameters: 2M", "state_bytes: 1", 21, "excludes every architecture", "at context 64"),
-    ("sampler: random", "sampler: randon", 22, "expected one of auto, tpe", "mean 'random'?"),
+    ("sampler: random", "sampler: randon", 22, "expected one of auto, evolution", "mean 'random'?"),
     ("time: 30m", "time: 30", 22, "found 30; expected a duration with its unit, such as 90s"),
     ("time: 30m", "time: 30x", 22, "unknown unit 'x'"),
     ("time: 30m", "warm_start: [smalest]", 22, "found 'smalest'", "mean 'smallest'?"),

@@ -21,14 +21,15 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose
-from archsearch.model_spec import ModelSpec, Slot
+from archsearch.model_spec import ModelSpec
+from archsearch.propose.evolution import Evolution
 from archsearch.propose.told import Told, tell
 from archsearch.space import Value
 from archsearch.spec import StudySpec
 
+EVOLUTION = "evolution"
+"""The sampler that is ours, not Optuna's."""
 _NAME = "proposals"
-_MANY_TRIALS = 1000
-_GP_TRIALS = 500
 Notes = dict[str, dict[str, Any]]
 """Optuna's system attributes that a proposal set: on its `trial` and on the `study`."""
 
@@ -36,37 +37,13 @@ Notes = dict[str, dict[str, Any]]
 def resolve_sampler(spec: StudySpec) -> dict[str, Any]:
     """What a study's sampler setting means, fixed when the study begins.
 
-    `auto` takes NSGA-II for a thousand trials and more, a Gaussian process where every choice is
-    always there and most are evenly spaced numbers, and else TPE with groups, which keeps the
-    choices of each mixer apart and proposed the fewest duplicates. NSGA-II's population gives ten
-    generations where the budget allows.
+    `auto` is evolution, which found the front soonest in `benchmarks/search_quality.py`. NSGA-II's
+    population gives ten generations where the budget allows.
     """
-    name: str = spec.search.sampler
-    trials = spec.search.trials
-    if name == "auto":
-        if trials >= _MANY_TRIALS:
-            name = "nsga2"
-        elif trials <= _GP_TRIALS and _is_plain(spec.model):
-            name = "gp"
-        else:
-            name = "tpe"
+    name = EVOLUTION if spec.search.sampler == "auto" else spec.search.sampler
     if name == "nsga2":
-        return {"name": name, "population": max(8, min(50, trials // 10))}
+        return {"name": name, "population": max(8, min(50, spec.search.trials // 10))}
     return {"name": name}
-
-
-def _is_plain(model: ModelSpec) -> bool:
-    """True if no choice depends on another, and at least half are evenly spaced integers."""
-    if any(len(slot.options) > 1 for slot in model.slots) or len(model.channel_mixer) > 1:
-        return False
-    if any(not isinstance(piece, Slot) for piece in model.layers):
-        return False
-    asked: list[tuple[Value, ...]] = [model.width, model.repeat]
-    asked += [values for option in model.options for values in option.fields.values()]
-    asked.append(model.channel_mixer[0].ratio)
-    open_choices = [values for values in asked if len(values) > 1]
-    spaced = [values for values in open_choices if _step(values) is not None]
-    return 2 * len(spaced) >= len(open_choices)
 
 
 def distribution_of(candidates: tuple[Value, ...]) -> BaseDistribution:
@@ -115,10 +92,20 @@ class Proposer:
         )
         self._study_id = self._storage.get_study_id_from_name(_NAME)
         self._count = 0
+        self._evolution = Evolution(spec) if sampler["name"] == EVOLUTION else None
 
     def ask(self) -> Proposal:
         """Propose the next trial."""
-        self._study.sampler = _make_sampler(self._sampler, _seed(self._spec.seed, self._count))
+        if self._evolution is not None:
+            return self.take(self._evolution.propose(_seed(self._spec.seed, self._count)))
+        return self._ask()
+
+    def make_sampler(self, seed: int) -> BaseSampler:
+        """Optuna's sampler for one proposal."""
+        return _make_sampler(self._sampler, seed)
+
+    def _ask(self) -> Proposal:
+        self._study.sampler = self.make_sampler(_seed(self._spec.seed, self._count))
         before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
         assert trial.number == self._count
@@ -131,7 +118,7 @@ class Proposer:
         noted = self._storage.get_trial(
             self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._count)
         )
-        self._count += 1
+        self._note(arch, trial.params)
         new = {key: value for key, value in after.items() if before.get(key) != value}
         notes = {"trial": dict(noted.system_attrs), "study": new}
         return Proposal(arch, dict(trial.params), notes)
@@ -139,7 +126,7 @@ class Proposer:
     def take(self, params: Mapping[str, Value]) -> Proposal:
         """Propose an architecture that is not of the sampler's making."""
         self._study.enqueue_trial(dict(params))
-        return self.ask()
+        return self._ask()
 
     def place(self, params: Mapping[str, Value], notes: Notes) -> Proposal:
         """Put a stored trial back, as it was proposed."""
@@ -155,11 +142,18 @@ class Proposer:
                 system_attrs=notes.get("trial", {}),
             )
         )
-        self._count += 1
+        self._note(arch, params)
         return Proposal(arch, dict(params), notes)
+
+    def _note(self, arch: ArchSpec, params: Mapping[str, Value]) -> None:
+        self._count += 1
+        if self._evolution is not None:
+            self._evolution.add(arch, params)
 
     def tell(self, number: int, told: Told) -> None:
         """End a trial, so that later proposals learn from it."""
+        if self._evolution is not None:
+            self._evolution.tell(number, told)
         tell(self._study, self._storage, self._study_id, number, told)
 
 
@@ -192,7 +186,7 @@ def _seed(study_seed: int, number: int) -> int:
 
 def _make_sampler(sampler: Mapping[str, Any], seed: int) -> BaseSampler:
     name = sampler["name"]
-    if name == "random":
+    if name in ("random", EVOLUTION):  # what evolution proposes is given to it
         return RandomSampler(seed)
     if name == "gp":
         return GPSampler(seed=seed, warn_independent_sampling=False)

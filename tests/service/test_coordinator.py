@@ -68,13 +68,17 @@ def test_weights_are_recorded_with_their_digest(tmp_path: Path) -> None:
     assert digest == hashlib.sha256(b"pretended weights").hexdigest()
 
 
-def test_the_same_seed_searches_the_same_way_whatever_finishes_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampler", ["tpe", "evolution"])
+def test_the_same_seed_searches_the_same_way_whatever_finishes_first(
+    tmp_path: Path, sampler: str
+) -> None:
     """Twice in parallel, with random durations; then once more, interrupted in between."""
     found = []
     for name, budgets in (("a", [16]), ("b", [16]), ("c", [5, 11, 16])):
         folder = tmp_path / name
         folder.mkdir()
         spec = stub_study(folder, orders={"jitter_s": 0.15})
+        spec = changed(spec, "search", sampler=sampler)
         for budget in budgets:
             run(spec, trials=budget)
         check_books(spec)
