@@ -270,6 +270,11 @@ class StudySpec(Frozen):
         """The objectives, then the limits."""
         return (*self.objectives, *self.limits)
 
+    @property
+    def latencies(self) -> tuple[str, ...]:
+        """Which latencies are among the axes."""
+        return tuple(sorted({axis.metric for axis in self.axes} & {"prefill_ms", "decode_ms"}))
+
     def place_of(self, axis: Objective | Limit) -> Place:
         """Where an objective or a limit is measured."""
         return axis.batch or 1, axis.context or self.task.longest

@@ -52,6 +52,8 @@ SICK = "ARCHSEARCH_STUB_SICK"
 """Environment variable of a node on which every trial is lost."""
 NAME = "ARCHSEARCH_STUB_NAME"
 """Environment variable that tells nodes of one machine apart."""
+MODEL = "ARCHSEARCH_STUB_MODEL"
+"""Environment variable with the device model of a node."""
 
 
 def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None = None) -> StudySpec:
@@ -62,7 +64,7 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
     `folder`); `kill_once` and `lose_once` do it in the first attempt only, `kill_at_rung_once`
     after its second rung. `confirming` says how trials end when they are confirmed: `diverge`
     always, `kill` the first time. With `rungs`, a study of so many that stops trials early, of
-    `trials`.
+    `trials`. With `timed`, the decode latency is an objective too.
     """
     told = {"folder": str(folder), **(orders or {})}
     window = Option(mixer="sliding_window", fields={"window": (4, 8, 16, 32, 64, 128)})
@@ -87,6 +89,7 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
         objectives=(
             Objective(metric="recall", direction="maximize"),
             Objective(metric="state_bytes", direction="minimize"),
+            *([Objective(metric="decode_ms", direction="minimize")] if "timed" in told else []),
         ),
         limits=(Limit(metric="state_bytes", maximum=200_000),),
         search=SearchSpec(
@@ -113,7 +116,7 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
     folder = Path(orders["folder"])
     attempt = _count_attempt(folder, request)
     node = os.environ.get(NAME, platform.node())
-    yield Started(node=node, pid=os.getpid(), device_model=DEVICE_MODEL)
+    yield Started(node=node, pid=os.getpid(), device_model=_model())
     if SICK in os.environ:
         yield from _misbehave("lose")
         return
@@ -145,6 +148,15 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
         return
     latency = float("inf") if request.number in orders.get("infinite", []) else 1.5
     yield Profiled(profile=_profile(request, latency))
+
+
+def _model() -> str:
+    return os.environ.get(MODEL, DEVICE_MODEL)
+
+
+def pretend_cap(share: float) -> None:
+    """Instead of `process.cap`: tell by the node's name which GPU is shared, and how."""
+    os.environ[NAME] = f"GPU {os.environ['CUDA_VISIBLE_DEVICES']}, share {share:g}"
 
 
 def _count_attempt(folder: Path, request: TrialRequest) -> int:
@@ -244,7 +256,7 @@ def _profile(request: TrialRequest, latency_ms: float) -> Profile:
 
     return Profile(
         arch_hash=request.arch.arch_hash,
-        device_model=DEVICE_MODEL,
+        device_model=_model(),
         exclusive=request.profile.exclusive,
         prefill=points(request.profile.prefill),
         decode=points(request.profile.decode),

@@ -44,6 +44,9 @@ class PlayedCluster:
     def cancel(self, token: str, lost: str = "") -> None:
         self.cancelled.append(token)
 
+    def refuse(self, token: str, why: str) -> None:
+        raise AssertionError(why)
+
     def close(self) -> None:
         pass
 

@@ -66,13 +66,19 @@ def test_slots_follow_the_nodes() -> None:
     assert limited.slots == 3
 
 
-def test_a_study_that_starts_alone_on_its_processors_stays_alone() -> None:
-    nodes = Nodes(ResourcesSpec(cpus=2), [node("a")])
-    nodes.see([node("a"), node("b")])
-    assert (nodes.is_exclusive, nodes.slots) == (True, 1)
-    whole = Nodes(ResourcesSpec(gpus=1), [node("a", CPU=8, GPU=2)])
-    shared = Nodes(ResourcesSpec(gpus=1 / 3), [node("a", CPU=8, GPU=2)])
-    assert [(one.is_exclusive, one.slots) for one in (whole, shared)] == [(True, 2), (False, 6)]
+def test_whole_gpus_and_parts_of_them_fit_as_often_as_ray_gives_them() -> None:
+    has = [node("a", CPU=8, GPU=2)]
+    slots = [Nodes(ResourcesSpec(gpus=gpus), has).slots for gpus in (2, 1, 1 / 3, 1 / 4)]
+    assert slots == [1, 2, 6, 8]
+
+
+def test_trials_that_are_to_be_alone_have_one_node_each() -> None:
+    nodes = Nodes(ResourcesSpec(cpus=2), [node("a", CPU=8), node("b"), node("c", CPU=1)], True)
+    assert nodes.slots == 2
+    assert [nodes.freest(7, busy).node_id for busy in ({}, {"a"}, {"b"})] == ["a", "b", "a"]
+    nodes.note_lost("a", 7, "crash")
+    assert (nodes.freest(7, {}).node_id, nodes.freest(8, {}).node_id) == ("b", "a")
+    assert nodes.freest(7, {"b"}).node_id == "a", "rather where it was lost than not alone"
 
 
 def test_the_nearest_fit_of_several_nodes_is_named() -> None:

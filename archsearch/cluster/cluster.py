@@ -37,6 +37,8 @@ class _Attempt:
     number: int
     stream: Any
     avoided: frozenset[str]
+    chosen: str | None
+    """The one node that it may run on, if one was chosen."""
     node_id: str | None = None
     """Where it runs; None until its worker has said so."""
     is_cancelled: bool = False
@@ -49,20 +51,27 @@ class Cluster:
         resources: what one trial asks for.
         address: of a running cluster, such as `auto`; None starts Ray on this machine.
         trial_function: `module:function` that workers run.
+        is_timed: whether the study's latencies count, so that a trial must have its device for
+            itself: its GPUs, which Ray gives to nobody else, or all processors of its node.
 
     Raises:
         ServiceError: Ray cannot be reached, or no machine of it can ever run such a trial.
     """
 
     def __init__(
-        self, resources: ResourcesSpec, address: str | None, trial_function: str = RUN_TRIAL
+        self,
+        resources: ResourcesSpec,
+        address: str | None,
+        trial_function: str = RUN_TRIAL,
+        is_timed: bool = False,
     ) -> None:
         self._resources = resources
+        self._is_alone = is_timed and resources.gpus == 0
         self._function = trial_function
         self._is_local = address is None
         self._ray, self._is_ours = connect(address, resources)
         try:
-            self._nodes = Nodes(resources, self._alive_nodes())
+            self._nodes = Nodes(resources, self._alive_nodes(), self._is_alone)
         except ServiceError:
             self.close()
             raise
@@ -80,18 +89,23 @@ class Cluster:
     @property
     def is_exclusive(self) -> bool:
         """True if a trial has its device for itself while it is profiled."""
-        return self._nodes.is_exclusive
+        return self._is_alone or self._resources.gpus >= 1
 
     def submit(self, request: TrialRequest) -> None:
         """Hand one attempt to Ray. Its arrivals carry the request's token."""
-        avoided = self._nodes.avoided(request.number)
+        avoided, chosen = self._nodes.avoided(request.number), None
         task = self._task
-        if avoided:
+        if self._is_alone:
+            busy = {one.chosen for one in self._attempts.values() if one.chosen is not None}
+            node = self._nodes.freest(request.number, busy)
+            chosen, cpus = node.node_id, node.has["CPU"]
+            task = task.options(num_cpus=cpus, label_selector={"ray.io/node-id": chosen})
+        elif avoided:
             task = task.options(label_selector={"ray.io/node-id": f"!in({','.join(avoided)})"})
         stream = task.remote(
             self._code, self._function, request.model_dump_json(), self._resources.gpus
         )
-        self._attempts[request.token] = _Attempt(request.number, stream, avoided)
+        self._attempts[request.token] = _Attempt(request.number, stream, avoided, chosen)
 
     def wait(self, timeout_s: float) -> list[Arrival]:
         """Return what arrived, after at most `timeout_s` seconds; at once if there is something.
@@ -119,6 +133,13 @@ class Cluster:
             attempt.is_cancelled = True
             self._ray.cancel(attempt.stream, force=True)
 
+    def refuse(self, token: str, why: str) -> None:
+        """Leave the machine of an attempt alone, and give back what has not got far there."""
+        attempt = self._attempts[token]
+        assert attempt.node_id is not None
+        self._leave_alone(attempt.node_id, why)
+        self._return(token, attempt)
+
     def close(self) -> None:
         """Let go of Ray; a local one stops, with whatever it runs."""
         if self._is_ours:
@@ -134,13 +155,17 @@ class Cluster:
         self._looked = time.monotonic()
         self._news += map(News, self._nodes.see(self._alive_nodes()))
         for token, attempt in list(self._attempts.items()):
-            if attempt.node_id is None and not self._nodes.usable - attempt.avoided:
+            if attempt.node_id is None and not self._may_start(attempt):
                 self._drop(token)
                 self._news.append(Returned(token, "no machine is left that it could start on"))
             elif attempt.node_id is not None and not self._nodes.is_alive(attempt.node_id):
                 self._drop(token)
                 self._news.append(Gone(token, FailureClass.LOST, "its machine left the cluster"))
         self._check_nodes()
+
+    def _may_start(self, attempt: _Attempt) -> bool:
+        usable = self._nodes.usable
+        return attempt.chosen in usable if attempt.chosen else bool(usable - attempt.avoided)
 
     def _check_nodes(self) -> None:
         """Raise ServiceError if nothing runs and nothing ever will."""

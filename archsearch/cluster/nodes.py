@@ -8,7 +8,7 @@ nodes, but not Ray.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -50,22 +50,23 @@ class Nodes:
     Args:
         resources: what one trial asks for.
         alive: the nodes at the start.
+        is_alone: whether a trial has the processors of its node for itself.
 
     Raises:
         ServiceError: none of them can ever run such a trial.
     """
 
-    def __init__(self, resources: ResourcesSpec, alive: Iterable[Node]) -> None:
+    def __init__(
+        self, resources: ResourcesSpec, alive: Iterable[Node], is_alone: bool = False
+    ) -> None:
         self._resources = resources
+        self._is_alone = is_alone
         self._alive = {node.node_id: node for node in alive}
         self._left_alone: dict[str, str] = {}
         self._lost_in_a_row: defaultdict[str, set[int]] = defaultdict(set)
         self._lost_on: defaultdict[int, set[str]] = defaultdict(set)
         if not self.usable:
             raise ServiceError(self.no_fit())
-        self.is_exclusive = resources.gpus >= 1 or (resources.gpus == 0 and self._slots == 1)
-        """True if a trial has its device for itself. A machine's processors are its device; a study
-        that starts with room for one trial on them keeps to one."""
 
     @property
     def usable(self) -> set[str]:
@@ -79,14 +80,19 @@ class Nodes:
     @property
     def slots(self) -> int:
         """How many trials run at once, as of now."""
-        if self.is_exclusive and self._resources.gpus == 0:
-            return min(self._slots, 1)
-        return self._slots
-
-    @property
-    def _slots(self) -> int:
-        room = sum(self._alive[node_id].room(self._resources) for node_id in self.usable)
+        rooms = [self._alive[node_id].room(self._resources) for node_id in self.usable]
+        room = len(rooms) if self._is_alone else sum(rooms)
         return min(room, self._resources.parallel or room)
+
+    def freest(self, number: int, busy: Collection[str]) -> Node:
+        """The node that an attempt at a trial goes to if it is to be alone there.
+
+        Args:
+            busy: where attempts are or are going.
+        """
+        avoided = self.avoided(number)
+        order = sorted(self.usable, key=lambda one: (one in busy, one in avoided, one))
+        return self._alive[order[0]]
 
     def see(self, alive: Iterable[Node]) -> list[str]:
         """Take in which nodes there are now; return what is new, in sentences."""

@@ -27,8 +27,13 @@ def prepare(gpus: float) -> None:
         folder = _own_folder()
         os.environ.update({variable: str(folder / _CACHES[variable]) for variable in missing})
     if 0 < gpus < 1:
-        torch = importlib.import_module("torch")
-        torch.cuda.set_per_process_memory_fraction(gpus * _OURS_OF_SHARE)
+        cap(gpus * _OURS_OF_SHARE)
+
+
+def cap(share: float) -> None:
+    """Let this process allocate no more than a share of its GPU's memory."""
+    torch = importlib.import_module("torch")
+    torch.cuda.set_per_process_memory_fraction(share)
 
 
 def _own_folder() -> Path:

@@ -276,7 +276,7 @@ class Loop:
         if isinstance(event, Started):
             flight.started = event
             ledger.note_started(answer.token, event)
-            self._note_device(event)
+            self._note_device(flight, event)
         elif isinstance(event, Rung):
             flight.rungs.append(event)
             if not flight.confirms:
@@ -298,16 +298,27 @@ class Loop:
             self._profiled(flight, answer.token, event)
         self._changed("")
 
-    def _note_device(self, event: Started) -> None:
-        """Latencies compare on one device model only; the first one is the study's."""
-        if self._device_model is None:
-            self._device_model = event.device_model
-            self.desk.ledger.set_device_model(event.device_model)
-        elif self._device_model != event.device_model:
-            self._changed(
-                f"{event.node} has another device ({event.device_model}) than this study's "
-                f"latencies so far ({self._device_model}); name one with `resources.device`"
+    def _note_device(self, flight: Flight, event: Started) -> None:
+        """Latencies compare on one device model only; the first one is the study's.
+
+        If they count, the study keeps to it. What only trains may run anywhere.
+        """
+        ours, theirs = self._device_model, event.device_model
+        is_timed = bool(self.desk.spec.latencies)
+        if ours is None:
+            self._device_model = theirs
+            self.desk.ledger.set_device_model(theirs)
+            if is_timed:
+                self._changed(f"this study's latencies are those of {theirs}")
+        elif theirs != ours and is_timed and not flight.confirms:
+            self.cluster.refuse(
+                flight.request.token,
+                f"has another device ({theirs}) than the latencies of this study ({ours}), which "
+                "compare on one model only: `resources.device` names it, or a study of another "
+                "name begins anew",
             )
+        elif theirs != ours:
+            self._changed(f"{event.node} has another device ({theirs}) than this study ({ours})")
 
     def _profiled(self, flight: Flight, token: str, event: Profiled) -> None:
         self._land(token)

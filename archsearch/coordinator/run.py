@@ -180,7 +180,8 @@ class _Run:
         if spent is not None and not self._may_confirm(spent):
             return spent
         resources = self._desk.spec.resources
-        with contextlib.closing(Cluster(resources, address, trial_function)) as cluster:
+        is_timed = bool(self._desk.spec.latencies)
+        with contextlib.closing(Cluster(resources, address, trial_function, is_timed)) as cluster:
             interrupts.install()  # Ray puts its own handlers in place
             nexts = Nexts(self._desk.spec, self._desk.proposer, self._desk.book)
             loop = Loop(

@@ -309,11 +309,9 @@ def _check_stopping(root: Cursor, spec: StudySpec) -> None:
 
 
 def _check_latency(root: Cursor, spec: StudySpec) -> None:
-    timed = sorted({axis.metric for axis in spec.axes} & {"prefill_ms", "decode_ms"})
-    if timed and 0 < spec.resources.gpus < 1:
-        said = (
-            f"{timed[0]} cannot be measured on a GPU that others use meanwhile; expected 1 or more"
-        )
+    if spec.latencies and 0 < spec.resources.gpus < 1:
+        name = spec.latencies[0]
+        said = f"{name} cannot be measured on a GPU that others use meanwhile; expected 1 or more"
         raise root.refuse(said, "resources", "gpus")
 
 

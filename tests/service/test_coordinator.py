@@ -10,7 +10,7 @@ from stub_trials import DEVICE_MODEL, changed, pretended_recall, stub_study
 
 from archsearch.compose import walk
 from archsearch.coordinator.nexts import STUCK_SMALL
-from archsearch.errors import ServiceError, StudyRefusedError
+from archsearch.errors import StudyRefusedError
 from archsearch.front import hypervolume_of
 from archsearch.gate import gate
 from archsearch.messages import PluginFile
@@ -204,50 +204,3 @@ def test_a_changed_study_is_refused(tmp_path: Path) -> None:
         run(changed(spec, "train", epochs=5).model_copy(update={"seed": 1}))
     with pytest.raises(StudyRefusedError, match="these parts differ: plugins\\."):
         run(spec, plugins=(PluginFile(name="mine", source="1"),))
-
-
-def test_a_trial_on_a_gpu_has_a_process_of_its_own(tmp_path: Path) -> None:
-    """So that the device's memory is really given back; and so that it is measured alone."""
-    spec = changed(stub_study(tmp_path), "resources", gpus=1.0, parallel=1)
-    run(spec, trials=2)
-    trials = [trial for trial in stored(spec) if trial.state is TrialState.COMPLETE]
-    assert len({trial.attempts[0].pid for trial in trials}) == 2
-    assert all(trial.profile is not None and trial.profile.exclusive for trial in trials)
-
-
-def test_more_at_once_than_fit_is_said(tmp_path: Path) -> None:
-    watcher = Watcher()
-    run(changed(stub_study(tmp_path), "resources", parallel=64), trials=1, watcher=watcher)
-    assert any("64 trials at once do not fit here" in one.note for one in watcher.snapshots)
-
-
-def test_latencies_of_another_device_are_said_to_be_such(tmp_path: Path) -> None:
-    spec, watcher = stub_study(tmp_path), Watcher()
-    run(spec, trials=1)
-    with Store(spec.tracking.storage) as store, store.database.writing() as connection:
-        connection.exec_driver_sql("UPDATE archsearch_studies SET device_model = 'older device'")
-    run(spec, trials=2, watcher=watcher)
-    assert any("than this study's latencies so far (older" in one.note for one in watcher.snapshots)
-
-
-def test_a_request_that_never_fits_is_refused_with_the_nearest_fit(tmp_path: Path) -> None:
-    spec = changed(stub_study(tmp_path), "resources", cpus=4096)
-    with pytest.raises(ServiceError, match="asks for 4096 CPUs, and no machine here"):
-        run(spec)
-    spec = changed(spec, "resources", cpus=1, gpus=2.0, device="H200")
-    with pytest.raises(ServiceError, match="1 CPUs and 2 GPUs of type H200"):
-        run(spec)
-    with Store(spec.tracking.storage) as store:
-        assert store.study("stub").coordinator is None, "the study is given back"
-
-
-@pytest.mark.parametrize("address", ["ray://head:10001", "auto"])
-def test_a_cluster_that_cannot_stream_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    from archsearch.cluster import Cluster
-
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")  # what `auto` is then
-    said = "ray://head:10001 is .* --address auto, or send this command there with `ray job submit`"
-    with pytest.raises(ServiceError, match=said):
-        Cluster(stub_study(tmp_path).resources, address)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from raylets import RAY, Raylets
 from service_cases import TESTS, Driver, check_books, held, stored
-from stub_trials import NAME, SICK, stub_study
+from stub_trials import DEVICE_MODEL, MODEL, NAME, SICK, stub_study
 
 from archsearch import __version__
 from archsearch.errors import FailureClass
@@ -154,6 +154,29 @@ def test_trials_spread_over_nodes_as_these_leave_and_join(raylets: Raylets, tmp_
     assert failed == [("second", FailureClass.LOST)]
     assert {one.node for one in attempts if one.state is AttemptState.DONE} == {"first", "third"}
     check_books(spec)
+
+
+def test_a_timed_trial_is_alone_on_a_node_of_the_studys_device_model(
+    raylets: Raylets, tmp_path: Path
+) -> None:
+    """Each node has room for three; another one has processors of another model."""
+    for node in [raylets.add(3, "KIN", {NAME: name}) for name in ("first", "second")]:
+        raylets.wait_for(node)
+    orders, settings = {"timed": 1, "hold": [0, 1]}, {"device": "KIN", "parallel": None}
+    with held(tmp_path) as lock:
+        driver = drive(raylets, tmp_path, orders, resources=settings, search={"trials": 2})
+        assert {node for node, _pid in driver.where_held()} == {"first", "second"}
+        lock.close()
+        said = lines(driver)
+    assert said[-1]["reason"] == "trials", said[-1]
+    assert max(line.get("slots", 0) for line in said) == 2
+    raylets.wait_for(raylets.add(3, "KIN", {MODEL: "another model"}))
+    said = lines(drive(raylets, tmp_path, orders, resources=settings, search={"trials": 8}))
+    assert said[-1]["reason"] == "trials", said[-1]
+    assert "has another device (another model) than the latencies of this study" in notes(said)
+    profiles = [trial.profile for trial in stored(stub_study(tmp_path)) if trial.profile]
+    assert {(one.device_model, one.exclusive) for one in profiles} == {(DEVICE_MODEL, True)}
+    check_books(stub_study(tmp_path, orders=orders))
 
 
 def test_what_fits_no_node_is_refused_with_the_nearest(raylets: Raylets, tmp_path: Path) -> None:
