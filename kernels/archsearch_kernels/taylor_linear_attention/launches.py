@@ -88,8 +88,7 @@ def outputs(
         MASKED=given.is_masked,
         FROM=first.kind,
         KEEPS=keep_state and parts == 1,
-        ROOT=shape.K**0.5,
-        CONSTANT=float(shape.K),
+        **shape.weights,
         **shape.constants(blocks),
     )
     return y, denominator, memory, normaliser
@@ -203,68 +202,106 @@ def prepared(
 
 def query_gradients(shape: Shape, given: Inputs, g: Tensor, r: Tensor, first: State) -> Tensor:
     """dq; `first` is the state that the call began with."""
-    blocks, table = shape.blocks(BACKWARD), constants_of(shape, given.v.device)
-    each, parts = shape.parts(blocks)
-    if parts > 1:
+    cut = shape.parts(shape.blocks(BACKWARD))
+    if cut[1] > 1:
         counts, none = given.exists if given.is_masked else None, State(g, g, NONE)
-        first = key_states(shape, (each, parts), given.k, given.v, counts, None, first, none)
-    dq = _pieces(shape, given.q, shape.K, blocks.values)
-    backward_programs.queries[(shape.programs(blocks), parts)](
-        *(*given[:4], g, r, table.of_query, table.of_key, table.places, table.factor[1]),
-        *(first.memory, first.normaliser, dq),
-        *(shape.T, shape.H, each, parts, *given.strides, dq.stride(0)),
-        F=shape.layout.features,
-        EVEN=shape.T % blocks.tokens == 0,
-        MASKED=given.is_masked,
-        FROM=first.kind,
-        ROOT=shape.K**0.5,
-        **shape.constants(blocks),
-    )
-    return _total(dq, given.q)
+        first = key_states(shape, cut, given.k, given.v, counts, None, first, none)
+    read = (given.q, g, given.k, given.v)
+    return _factors(shape, cut, read, given, r, None, first, of_keys=False, causal=True)
 
 
 def key_gradients(
-    shape: Shape, given: Inputs, g: Tensor, r: Tensor, length_B: Tensor | None, first: State,
-    last: State, causal: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    shape: Shape, given: Inputs, g: Tensor, r: Tensor, first: State, last: State
+) -> tuple[Tensor, Tensor]:
     """dk and dv; `first` is the gradient of the last state, that of the first goes to `last`."""
+    cut = shape.parts(shape.blocks(BACKWARD))
+    if cut[1] > 1:
+        first = query_states(shape, cut, given.q, g, r, first, last)
+    read = (given.k, given.v, given.q, g)
+    dk = _factors(shape, cut, read, given, r, None, first, of_keys=True, causal=True)
+    return dk, _values(shape, cut, given, g, r, None, first, last, causal=True)
+
+
+def prefix_gradients(
+    shape: Shape, given: Inputs, length_B: Tensor | None, first: State
+) -> tuple[Tensor, Tensor]:
+    """dk and dv of a prefix; `first` is the gradient of the state that it leaves."""
+    cut = shape.parts(shape.blocks(BACKWARD), is_free=True)
+    read, unused = (given.k, given.v, given.k, given.v), first.normaliser
+    dk = _factors(shape, cut, read, given, unused, length_B, first, of_keys=True, causal=False)
+    none = State(unused, unused, NONE)
+    return dk, _values(shape, cut, given, unused, unused, length_B, first, none, causal=False)
+
+
+def _factors(
+    shape: Shape,
+    cut: tuple[int, int],
+    read: tuple[Tensor, ...],
+    given: Inputs,
+    r: Tensor,
+    length_B: Tensor | None,
+    first: State,
+    of_keys: bool,
+    causal: bool,
+) -> Tensor:
     blocks, table = shape.blocks(BACKWARD), constants_of(shape, given.v.device)
-    each, parts = shape.parts(blocks, is_free=not causal)
-    keeps = causal and last.kind == PUBLIC and parts == 1
-    if causal and parts > 1:
-        first = query_states(shape, (each, parts), given.q, g, r, first, last)
-    dk, dv = (
-        _pieces(shape, given.k, shape.K, blocks.values),
-        torch.empty_like(given.v, memory_format=torch.contiguous_format),
+    matrices = (table.of_query, table.of_key)
+    dx = _pieces(shape, read[0], blocks.values)
+    backward_programs.factors[(shape.programs(blocks), cut[1])](
+        *(*read, given.exists, given.exists if length_B is None else length_B, r),
+        *(*(matrices[::-1] if of_keys else matrices), table.places, table.factor[1 - of_keys]),
+        *(first.memory, first.normaliser, dx, shape.T, shape.H, *cut),
+        *(stride for one in read for stride in one.stride()[:3]),
+        *(*given.exists.stride(), dx.stride(0)),
+        F=shape.layout.features,
+        EVEN=shape.T % blocks.tokens == 0,
+        MASKED=given.is_masked,
+        HAS_LENGTHS=length_B is not None,
+        OF_KEYS=of_keys,
+        CAUSAL=causal,
+        FROM=first.kind,
+        **shape.weights,
+        **shape.constants(blocks),
     )
-    backward_programs.keys[(shape.programs(blocks), parts)](
-        *(*given[:4], given.v if length_B is None else length_B, g, r, table.of_query),
-        *(table.of_key, table.places, table.factor[0], table.factor[1]),
-        *(first.memory, first.normaliser, dk, dv, last.memory, last.normaliser),
-        *(shape.T, shape.H, each, parts, *given.strides, dk.stride(0)),
+    return dx[0] if len(dx) == 1 else dx.sum(0).to(read[0].dtype)
+
+
+def _values(
+    shape: Shape,
+    cut: tuple[int, int],
+    given: Inputs,
+    g: Tensor,
+    r: Tensor,
+    length_B: Tensor | None,
+    first: State,
+    last: State,
+    causal: bool,
+) -> Tensor:
+    blocks, table = shape.blocks(FORWARD), constants_of(shape, given.v.device)
+    dv = torch.empty_like(given.v, memory_format=torch.contiguous_format)
+    backward_programs.values[(shape.programs(blocks), cut[1])](
+        *(given.q, given.k, g, given.exists, given.exists if length_B is None else length_B, r),
+        *(table.of_query, table.of_key, table.places, *table.factor),
+        *(first.memory, first.normaliser, dv, last.memory, last.normaliser, shape.T, shape.H, *cut),
+        *(*given.q.stride()[:3], *given.k.stride()[:3], *given.exists.stride()),
         F=shape.layout.features,
         EVEN=shape.T % blocks.tokens == 0,
         MASKED=given.is_masked,
         HAS_LENGTHS=length_B is not None,
         CAUSAL=causal,
         FROM=first.kind,
-        KEEPS=keeps,
-        ROOT=shape.K**0.5,
-        CONSTANT=float(shape.K),
+        KEEPS=last.kind == PUBLIC and cut[1] == 1,
+        **shape.weights,
         **shape.constants(blocks),
     )
-    return _total(dk, given.k), dv
+    return dv
 
 
-def _pieces(shape: Shape, like: Tensor, size: int, values: int) -> Tensor:
+def _pieces(shape: Shape, like: Tensor, values: int) -> Tensor:
     """Room for what each block of values gives to a gradient: fp32 where there are several."""
     count = -(-shape.V // values)
     dtype = like.dtype if count == 1 else torch.float32
-    return like.new_empty(count, shape.B, shape.T, shape.H, size, dtype=dtype)
-
-
-def _total(pieces: Tensor, like: Tensor) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else pieces.sum(0).to(like.dtype)
+    return like.new_empty(count, shape.B, shape.T, shape.H, shape.K, dtype=dtype)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, normaliser: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Blocks:
 FORWARD = {1: Blocks(64, 64, 4, 3), 3: Blocks(64, 64, 4, 3), 9: Blocks(64, 16, 4, 2)}
 """By tiles of features, for half precision."""
 
-BACKWARD = {1: Blocks(64, 64, 4, 2), 3: Blocks(64, 32, 4, 2), 9: Blocks(64, 16, 4, 1)}
+BACKWARD = {1: Blocks(64, 64, 4, 2), 3: Blocks(64, 64, 4, 2), 9: Blocks(64, 16, 4, 2)}
 
 STATES = {1: Blocks(64, 64, 4, 3), 3: Blocks(64, 64, 4, 3), 9: Blocks(64, 64, 4, 3)}
 
@@ -102,6 +102,11 @@ class Shape:
         wanted = max(1, min(most, _PROGRAMS // self.programs(blocks)))
         each = -(-chunks // wanted)
         return each * blocks.tokens, -(-chunks // each)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """What queries weigh linear features and the constant with: K times 1 + t + t^2/2."""
+        return {"ROOT": self.K**0.5, "CONSTANT": float(self.K)}
 
     def constants(self, blocks: Blocks) -> dict[str, Any]:
         """What all programs over a sequence are compiled for."""

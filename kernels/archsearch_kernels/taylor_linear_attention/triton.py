@@ -130,7 +130,7 @@ def backward(
         d_memory, d_normaliser = _room(memory_BHFV, r), _room(normaliser_BHF, r)
         d_first = State(d_memory, d_normaliser, begun.kind)
         d_last = State.given(d_memory_BHFV, d_normaliser_BHF, r)
-        dk, dv = launches.key_gradients(shape, given, g, r, None, d_last, d_first, causal=True)
+        dk, dv = launches.key_gradients(shape, given, g, r, d_last, d_first)
     return dq, dk, dv, d_memory, d_normaliser
 
 
@@ -228,10 +228,7 @@ def prefix_backward(
     shape, given = Shape.of(k_BTHK, v_BTHV), Inputs.of(k_BTHK, k_BTHK, v_BTHV, exists_BT)
     with torch.cuda.device_of(v_BTHV):
         d_state = State.given(d_memory_BHFV, d_normaliser_BHF, d_normaliser_BHF)
-        unused, other = State(d_memory_BHFV, d_normaliser_BHF, NONE), given.v
-        return launches.key_gradients(
-            shape, given, other, d_normaliser_BHF, length_B, d_state, unused, causal=False
-        )
+        return launches.prefix_gradients(shape, given, length_B, d_state)
 
 
 @prefix_backward.register_fake
