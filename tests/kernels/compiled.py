@@ -1,11 +1,13 @@
 """Compiles the Triton programs for a Hopper GPU, without one, and asks ptxas what they need.
 
-    python compiled.py RESULTS [--only WORD]
+    python compiled.py RESULTS [--all]
 
 Each case calls a kernel's own launching code with tensors that have no storage; a stand-in for the
 driver makes each launch a compilation. So programs are specialised as real calls specialise them.
-RESULTS gets a JSON list with registers, spilled bytes and shared bytes of each program, and whether
+RESULTS gets a JSON object: registers, spilled bytes and shared bytes of each program, and whether
 ptxas runs its matrix products one after the other (C7510, C7514), which costs 10 to 40 %.
+`tests/kernels/compiled.json` is such a file, the budget that test_compiled.py holds programs to;
+write it anew after a change that is worth its cost. --all compiles many more configurations.
 """
 
 import argparse
@@ -18,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from archsearch_kernels.head_loss import triton as head
-from archsearch_kernels.taylor_linear_attention import launches
+from archsearch_kernels.taylor_linear_attention import launches, shapes
 from archsearch_kernels.taylor_linear_attention import triton as taylor
 from torch import Tensor
 from triton import knobs
@@ -78,12 +81,15 @@ def report(kernel: Any) -> dict[str, Any]:
             text=True,
             check=True,
         ).stderr
+    return needs(said) | {"shared_bytes": kernel.metadata.shared}
+
+
+def needs(said: str) -> dict[str, Any]:
+    """Read what ptxas -v prints."""
     stores, loads = map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said))
     return {
         "registers": int(re.findall(r"Used (\d+) registers", said)[-1]),
         "spilled_bytes": max(stores, loads),
-        "shared_bytes": kernel.metadata.shared,
-        "matrix_products": len(re.findall(r"wgmma\.mma_async", kernel.asm["ptx"])),
         "serialised": "C7510" in said or "C7514" in said,
     }
 
@@ -129,41 +135,53 @@ def head_call(M: int, N: int, V: int, D: int) -> dict[str, Callable[[], object]]
     }
 
 
-def cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Every configuration of the tables, at the shapes that it is made for."""
-    shapes = {
-        "K16 V64": taylor_call(16, 32_768, 16, 16, 64),
-        "K16 V64 parts": taylor_call(1, 131_072, 16, 16, 64),
-        "K16 V64 state": taylor_call(16, 4_096, 16, 16, 64, state=True),
-        "K16 V64 masked": taylor_call(16, 4_096, 16, 16, 64, masked=True),
-        "K8 V64": taylor_call(16, 4_096, 16, 8, 64),
-        "K24 V128": taylor_call(16, 4_096, 16, 24, 128),
-        "K32 V64": taylor_call(16, 4_096, 16, 32, 64),
-    }
-    for shape, calls in shapes.items():
-        for name, call in calls.items():
-            yield f"taylor {name} {shape}", call
-    for width in head.FORWARD:
+def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What is compiled: with `wants_all`, every configuration of the tables."""
+    usual = taylor_call(16, 32_768, 16, 16, 64)
+    parts = taylor_call(1, 131_072, 16, 16, 64)
+    state = taylor_call(16, 4_096, 16, 16, 64, state=True)
+    small, large = taylor_call(16, 4_096, 16, 8, 64), taylor_call(16, 4_096, 16, 32, 64)
+    yield from ((f"taylor {name} K16 V64", call) for name, call in usual.items())
+    yield "taylor forward K16 V64, parts", parts["forward"]
+    yield "taylor forward K16 V64, state", state["forward"]
+    yield "taylor forward K8 V64", small["forward"]
+    yield "taylor forward K32 V64", large["forward"]
+    for width in head.FORWARD if wants_all else (64, 128):
         for name, call in head_call(16, 16_384, 8_192, width).items():
             yield f"head {name} D{width}", call
+    if wants_all:
+        masked = taylor_call(16, 4_096, 16, 16, 64, masked=True)
+        wide = taylor_call(16, 4_096, 16, 24, 128)
+        sizes = {"parts": parts, "state": state, "masked": masked}
+        for size, calls in {**sizes, "K8": small, "K32": large, "K24 V128": wide}.items():
+            yield from ((f"taylor {name}, {size}", call) for name, call in calls.items())
+
+
+def planted() -> tuple[str, Callable[[], object]]:
+    """A state of twice as many values as a program has registers for."""
+    shapes.FORWARD[3] = shapes.Blocks(64, 128, 4, 2)
+    return "planted", taylor_call(16, 32_768, 16, 16, 128)["forward"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("results", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--planted", action="store_true")
     given = parser.parse_args()
     driver.set_active(NoDevice())
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {"triton": triton.__version__, "programs": {}}
     seen: set[str] = set()
-    for name, call in cases():
-        if given.only in name:
-            for program, kernel in compiled(call):
-                if kernel.hash not in seen:
-                    seen.add(kernel.hash)
-                    found[f"{name}: {program}"] = report(kernel)
-                    print(f"{name}: {program}", found[f"{name}: {program}"], flush=True)
-    given.results.write_text(json.dumps(found, indent=1))
+    for name, call in [planted()] if given.planted else cases(given.all):
+        for program, kernel in compiled(call):
+            if kernel.hash not in seen:
+                seen.add(kernel.hash)
+                label = f"{name}: {program}" + " again" * (
+                    f"{name}: {program}" in found["programs"]
+                )
+                found["programs"][label] = report(kernel)
+                print(label, found["programs"][label], flush=True)
+    given.results.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

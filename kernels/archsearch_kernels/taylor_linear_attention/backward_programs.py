@@ -131,8 +131,8 @@ def _through_features(x_CD, u_CV, of_sums_C, state, sums, first_DG, second_DG, N
             feature = n * G + tl.arange(0, G)[None, :]
             factor_CG = tl.where(is_linear(feature, P), LINEAR, factor_CG)
         of_first_CG = (d_CG * factor_CG).to(x_CD.dtype)
-        d_CD = tl.dot(of_first_CG, tl.trans(first_DG), d_CD, input_precision="ieee")
-        factor_CG = tl.dot(x_CD, first_DG, input_precision="ieee")
+        d_CD = tl.dot(of_first_CG, tl.trans(first_DG[n]), d_CD, input_precision="ieee")
+        factor_CG = tl.dot(x_CD, first_DG[n], input_precision="ieee")
         of_second_CG = (d_CG * factor_CG).to(x_CD.dtype)
         d_CD = tl.dot(of_second_CG, tl.trans(second_DG[n]), d_CD, input_precision="ieee")
     return d_CD
@@ -212,7 +212,7 @@ def values(
 def _through_keys(k_CD, state, first_DG, second_DG, N: tl.constexpr, P: tl.constexpr):
     """What the queries of later chunks give to dv."""
     d_CV = tl.zeros([k_CD.shape[0], state[0].shape[1]], tl.float32)
-    first_CG = tl.dot(k_CD, first_DG, input_precision="ieee")
+    first_CG = tl.dot(k_CD, first_DG[0], input_precision="ieee")
     for n in tl.static_range(N):
         x_CG = features(k_CD, first_CG, second_DG[n], n, N, P, 1.0, 1.0)
         d_CV = tl.dot(x_CG.to(k_CD.dtype), state[n], d_CV, input_precision="ieee")

@@ -61,7 +61,7 @@ def part_states(
         limit = tl.minimum(tl.load(lengths + b).to(tl.int32), T)
     at_GD = tl.arange(0, G)[:, None] + tl.arange(0, D)[None, :] * G
     first_GD = tl.load(table + at_GD)
-    second_GD = tl.load(table + (tile + 1) * D * G + at_GD)
+    second_GD = tl.load(table + (2 * tile + 1) * D * G + at_GD)
     feature_G = tile * G + tl.arange(0, G)
     state_GV = tl.zeros([G, BV], tl.float32)
     sum_G = tl.zeros([G], tl.float32)
@@ -179,7 +179,7 @@ def _read(q_CD, k_CD, v_CV, sees_CC, state, sums, first_DG, second_DG, N: tl.con
     weight_CC = tl.where(sees_CC, score_CC * (score_CC * 0.5 + ROOT) + CONSTANT, 0.0)
     total_C = tl.sum(weight_CC, 1)
     y_CV = tl.dot(weight_CC.to(v_CV.dtype), v_CV, input_precision="ieee")
-    first_CG = tl.dot(q_CD, first_DG, input_precision="ieee")
+    first_CG = tl.dot(q_CD, first_DG[0], input_precision="ieee")
     for n in tl.static_range(N):
         x_CG = features(q_CD, first_CG, second_DG[n], n, N, P, ROOT, CONSTANT)
         total_C += tl.sum(x_CG * sums[n][None, :], 1)

@@ -49,8 +49,8 @@ class Tables(NamedTuple):
     """Constants on a device.
 
     Attributes:
-        of_query: [N + 1, D, G] the matrix of the first factor, and of the second in each tile;
-            squares count 1/2.
+        of_query: [2 N, D, G] the matrices of the first and second factor in each tile; squares
+            count 1/2.
         of_key: the same, all of them 1.
         places: where each feature stands in a state of the caller, -1: nowhere.
         factor: [2, N G] what a feature of the caller is of the program's, and its inverse.
@@ -81,9 +81,9 @@ def tables(key_size: int, dtype: torch.dtype, device: torch.device) -> Tables:
     They are copied from the host, which a capture refuses: call once before it.
     """
     sizes = layout(key_size)
-    shape = (sizes.tiles + 1, sizes.depth, TILE)
+    shape = (2 * sizes.tiles, sizes.depth, TILE)
     of_query, of_key = torch.zeros(2, *shape).unbind()
-    of_query[0] = of_key[0] = _first(sizes)
+    of_query[::2] = of_key[::2] = _first(sizes)
     pairs = _caller_pairs(key_size)
     place_of = {tuple(sorted(pair)): place for place, pair in enumerate(pairs)}
     places = [-1] * (sizes.tiles * TILE)
@@ -91,8 +91,8 @@ def tables(key_size: int, dtype: torch.dtype, device: torch.device) -> Tables:
         places[feature] = place_of.get(tuple(sorted((a, b))), -1)
         if b >= 0 and b < sizes.depth:
             tile, column = divmod(feature, TILE)
-            of_key[tile + 1, b, column] = 1
-            of_query[tile + 1, b, column] = 0.5 if a == b else 1
+            of_key[2 * tile + 1, b, column] = 1
+            of_query[2 * tile + 1, b, column] = 0.5 if a == b else 1
     weight = torch.tensor([_weight(key_size, *pair) for pair in pairs])
     place = torch.tensor(places)
     factor = torch.where(place >= 0, weight[place], 0)

@@ -68,21 +68,27 @@ def load_counts(first, t0, stride, limit, C: tl.constexpr, MASKED: tl.constexpr)
 
 @triton.jit
 def selections(table, D: tl.constexpr, N: tl.constexpr):
-    """The matrix of the first factor and the N of the second, [D, G]."""
+    """The matrices of the first and of the second factor of each tile, [D, G].
+
+    The first are all the same, but a compiler does not see it: a product that is wanted again for
+    another tile is then made again, where to keep it would take registers that there are not.
+    """
     at = table + tl.arange(0, D)[:, None] * G + tl.arange(0, G)[None, :]
+    first = ()
     second = ()
     for n in tl.static_range(N):
-        second = second + (tl.load(at + (n + 1) * D * G),)
-    return tl.load(at), second
+        first = first + (tl.load(at + 2 * n * D * G),)
+        second = second + (tl.load(at + (2 * n + 1) * D * G),)
+    return first, second
 
 
 @triton.jit
 def turned_selections(table, D: tl.constexpr, N: tl.constexpr):
-    """The same as [G, D]."""
+    """The same as [G, D], the first factor's once."""
     at = table + tl.arange(0, G)[:, None] + tl.arange(0, D)[None, :] * G
     second = ()
     for n in tl.static_range(N):
-        second = second + (tl.load(at + (n + 1) * D * G),)
+        second = second + (tl.load(at + (2 * n + 1) * D * G),)
     return tl.load(at), second
 
 
@@ -128,7 +134,7 @@ def absorb(state, sums, x_CD, u_CV, r_C, first_GD, second, N: tl.constexpr, P: t
     """Add phi(x) u^T to a state and phi(x) r to its normaliser. Not WEIGHED: r is 1."""
     xT_DC = tl.trans(x_CD)
     first_GC = tl.dot(first_GD, xT_DC, input_precision="ieee")
-    factors = ()
+    new_state = ()
     new_sums = ()
     for n in tl.static_range(N):
         feature_G = n * G + tl.arange(0, G)
@@ -139,10 +145,8 @@ def absorb(state, sums, x_CD, u_CV, r_C, first_GD, second, N: tl.constexpr, P: t
             new_sums = new_sums + (sums[n] + tl.sum(x_GC * r_C[None, :], 1),)
         else:
             new_sums = new_sums + (sums[n] + tl.sum(x_GC, 1),)
-        factors = factors + (x_GC.to(u_CV.dtype),)
-    new_state = ()
-    for n in tl.static_range(N):
-        new_state = new_state + (tl.dot(factors[n], u_CV, state[n], input_precision="ieee"),)
+        sum_GV = tl.dot(x_GC.to(u_CV.dtype), u_CV, state[n], input_precision="ieee")
+        new_state = new_state + (sum_GV,)
     return new_state, new_sums
 
 
