@@ -29,7 +29,9 @@ from archsearch.errors import UsageError
 from archsearch.model import LanguageModel, hash32, resolve_backends
 from archsearch.mqar import Examples, generate
 from archsearch.optimiser import rate_factor
-from archsearch.population import Member, Population, dropout_seed, initial_model, members_of
+from archsearch.members import Member, dropout_seed, initial_model, members_of
+from archsearch.memory import members_together
+from archsearch.population import Population
 from archsearch.profile import device_model
 from archsearch.propose.corners import warm_start
 from archsearch.spec import (
@@ -85,6 +87,7 @@ def pace_of_population(
     draw, selection = partial(generate, task, "train", device), generate(task, "selection", device)
     data, redraw = draw(), draw if train.data == "fresh" else None
     train = train.model_copy(update={"rungs": train.epochs})
+    backends = resolve_backends(arch, device, compute_dtype(train.precision))
     population = Population(
         arch,
         model_vocab_size(task, train),
@@ -92,8 +95,9 @@ def pace_of_population(
         train,
         seed,
         device,
-        resolve_backends(arch, device, compute_dtype(train.precision)),
+        backends,
         execution=execution,
+        together=members_together(arch, task, train, device, backends),
     )
     trained = (rung.selection_recall for rung in population.train(data, selection, None, redraw))
     return _pace(len(population.members), begun, trained, epochs, device)

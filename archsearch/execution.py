@@ -54,6 +54,7 @@ class Launcher:
     """
 
     def __init__(self, execution: Execution, device: torch.device) -> None:
+        self.device = device
         self.compiles = execution == "compiled"
         self.captures = execution != "eager" and device.type == "cuda"
         self._graphs: dict[object, torch.cuda.CUDAGraph] = {}

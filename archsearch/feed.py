@@ -59,6 +59,12 @@ def epoch_feeds(data: tuple[Examples, ...], batch: int) -> list[Feed]:
     return plan
 
 
+def fetched_before(feed: Feed, plan: list[Feed], step: int) -> int:
+    """Batches of a feed that are fetched before a step of a training whose epochs are `plan`."""
+    epochs, steps = divmod(step, len(plan))
+    return epochs * plan.count(feed) + plan[:steps].count(feed)
+
+
 def replace_examples(data: tuple[Examples, ...], fresh: tuple[Examples, ...]) -> None:
     """Copy other examples of the same segments into the tensors of these."""
     for old, new in zip(data, fresh, strict=True):

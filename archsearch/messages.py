@@ -175,6 +175,9 @@ class Evaluation(_Message):
     recall_by_length: dict[int, float]
     diverged_members: int
     train_seconds: float
+    groups: tuple[int, ...] = ()
+    """Sizes of the groups that the members were trained in, one after the other; one if all fitted
+    the device together. Empty: not recorded."""
     kernel_backends: dict[str, str]
     versions: dict[str, str]
 

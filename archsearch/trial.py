@@ -42,7 +42,9 @@ from archsearch.messages import (
 from archsearch.mixer import Mixer
 from archsearch.model import HEAD, resolve_backends
 from archsearch.mqar import generate
-from archsearch.population import Population, members_of
+from archsearch.members import members_of
+from archsearch.memory import members_together
+from archsearch.population import Population
 from archsearch.profile import device_model, profile
 from archsearch.registry import add_plugin_source
 from archsearch.spec import MqarSpec
@@ -112,7 +114,11 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Generator[Event, 
         request.device,
         backends,
         execution=request.execution,
+        together=members_together(
+            request.arch, task, request.train, request.device, backends
+        ),
     )
+    groups = tuple(len(group.indices) for group in population.groups)
     selection = generate(task, "selection", request.device)
     rungs: list[Rung] = []
     with _checkpoint(request) as checkpoint:
@@ -128,7 +134,7 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Generator[Event, 
             checkpoint.keep(population)
     report = population.recall(generate(task, "report", request.device))
     members = _members(population, rungs[-1], report)
-    evaluation = _evaluation(request, members, tuple(rungs), backends)
+    evaluation = _evaluation(request, members, tuple(rungs), backends, groups)
     best = max(
         (index for index, one in enumerate(members) if _is_chosen(one, evaluation)),
         key=lambda index: (members[index].selection_recall, -members[index].seed),
@@ -178,6 +184,7 @@ def _evaluation(
     members: tuple[MemberResult, ...],
     rungs: tuple[Rung, ...],
     backends: dict[str, str],
+    groups: tuple[int, ...],
 ) -> Evaluation:
     rate = chosen_rate(members)
     chosen = [member for member in members if member.learning_rate == rate]
@@ -194,6 +201,7 @@ def _evaluation(
         recall_by_length=_by(request.task, chosen, "length"),
         diverged_members=sum(member.diverged for member in members),
         train_seconds=rungs[-1].seconds,
+        groups=groups,
         kernel_backends=backends,
         versions={
             "archsearch": __version__,

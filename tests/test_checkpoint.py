@@ -8,7 +8,8 @@ import pytest
 from archsearch import checkpoint
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.messages import Evaluated, Event, Failed, ProfileSpec, Rung, TrialRequest
-from archsearch.population import Population
+from archsearch.feed import Feed
+from archsearch.group import Group
 from archsearch.spec import MqarSpec, Segment, TrainSpec
 from archsearch.trial import run_trial
 
@@ -53,13 +54,13 @@ def lose_after(rung: int, asked: TrialRequest) -> None:
 
 def steps_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
-    launch = Population._launch_step
+    launch = Group._launch_step
 
-    def counted(*given: object) -> None:
+    def counted(group: Group, feed: Feed) -> None:
         taken.append(1)
-        launch(*given)  # type: ignore[arg-type]
+        launch(group, feed)
 
-    monkeypatch.setattr(Population, "_launch_step", counted)
+    monkeypatch.setattr(Group, "_launch_step", counted)
     return taken
 
 

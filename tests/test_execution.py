@@ -7,7 +7,9 @@ from torch import Tensor
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.execution import Launcher, default_execution, traced
 from archsearch.model import resolve_backends
-from archsearch.population import Member, Population
+from archsearch.group import Group
+from archsearch.members import Member
+from archsearch.population import Population
 from archsearch.recipes import RECIPES
 from archsearch.registry import mixer_names
 
@@ -16,11 +18,12 @@ TRAIN = RECIPES["tiny"].train.model_copy(update={"embed_dropout": 0.1})
 VOCAB = 32
 
 
-def population_of(mixer: str) -> Population:
+def group_of(mixer: str) -> Group:
     layers = tuple(LayerSpec(mixer=name, fields={}) for name in ("base_conv", mixer))
     arch = ArchSpec(width=32, layers=layers)
     backends = resolve_backends(arch, "cpu", torch.float32)
-    return Population(arch, VOCAB, MEMBERS, TRAIN, 0, backends=backends, dtype=torch.float64)
+    given = (arch, VOCAB, MEMBERS, TRAIN, 0, "cpu", backends, torch.float64)
+    return Population(*given).groups[0]
 
 
 def batch(seed: int) -> tuple[Tensor, ...]:
@@ -35,12 +38,12 @@ def batch(seed: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("mixer", mixer_names())
 def test_a_trace_is_the_step(mixer: str) -> None:
-    population = population_of(mixer)
-    state = (population._parameters, population._buffers)
-    graph = traced(population._gradients, *state, *batch(0))
+    group = group_of(mixer)
+    state = (group.parameters, group.buffers)
+    graph = traced(group.model.gradients, *state, *batch(0))
     for seed in (0, 1):
         found = graph(*state, *batch(seed))
-        wanted = population._gradients(*state, *batch(seed))
+        wanted = group.model.gradients(*state, *batch(seed))
         assert len(found) == len(wanted)
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -48,11 +51,11 @@ def test_a_trace_is_the_step(mixer: str) -> None:
 
 def test_a_trace_reads_its_arguments() -> None:
     """The comparison above can fail: with other parameters the numbers differ."""
-    population = population_of("attention")
-    state = (population._parameters, population._buffers)
-    graph = traced(population._gradients, *state, *batch(0))
+    group = group_of("attention")
+    state = (group.parameters, group.buffers)
+    graph = traced(group.model.gradients, *state, *batch(0))
     before = graph(*state, *batch(0))[0]
-    population.flat_MP.mul_(1.01)
+    group.flat_MP.mul_(1.01)
     assert not before.equal(graph(*state, *batch(0))[0])
 
 

@@ -26,7 +26,8 @@ from archsearch.just_read_twice import just_read_twice
 from archsearch.messages import Evaluated, Event, Failed, Profiled, ProfileSpec, TrialRequest
 from archsearch.model import LanguageModel, resolve_backends, struck
 from archsearch.mqar import generate
-from archsearch.population import Member, Population, initial_model
+from archsearch.members import Member, initial_model
+from archsearch.population import Population
 from archsearch.recipes import RECIPES
 from archsearch.records import TrialState
 from archsearch.spec import JustReadTwice, MqarSpec, Prompt, Segment, TrainSpec, model_vocab_size
@@ -196,7 +197,7 @@ def test_masks_are_those_of_the_seed_and_the_step_whoever_learns() -> None:
     def shown(seed: int, step: int, arch: ArchSpec, members: tuple[Member, ...]) -> Tensor:
         (feed, *_) = epoch_feeds((examples,), 8)
         taught = population(arch, spec(), members, seed)
-        return taught._asked(feed, torch.tensor([step])).tokens
+        return taught.groups[0]._asked(feed, torch.tensor([step])).tokens
 
     first = shown(SEED, 3, stack("attention"), FOUR)
     assert torch.equal(first, shown(SEED, 3, stack("base_conv", width=8), FOUR[1:2]))

@@ -14,7 +14,8 @@ from archsearch.errors import DivergedError
 from archsearch.messages import Rung
 from archsearch.model import LanguageModel, resolve_backends
 from archsearch.mqar import Examples, generate
-from archsearch.population import Member, Population, initial_model, members_of
+from archsearch.members import Member, initial_model, members_of
+from archsearch.population import Population, group_sizes
 from archsearch.registry import mixer_names
 from archsearch.spec import MqarSpec, Segment, TrainSpec
 
@@ -58,9 +59,16 @@ def new_population(
     train: TrainSpec,
     members: tuple[Member, ...],
     dtype: torch.dtype = torch.float32,
+    together: int | None = None,
 ) -> Population:
     backends = resolve_backends(arch, "cpu", torch.float32)
-    return Population(arch, VOCAB, members, train, SEED, backends=backends, dtype=dtype)
+    given = (arch, VOCAB, members, train, SEED, "cpu", backends, dtype)
+    return Population(*given, together=together)
+
+
+def masters(population: Population) -> Tensor:
+    """Parameters of all members that are still in training."""
+    return torch.cat([group.flat_MP for group in population.groups])
 
 
 def trained_alone(arch: ArchSpec, train: TrainSpec, member: Member) -> LanguageModel:
@@ -162,30 +170,91 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     first, first_rungs = trained(arch, train, dtype=torch.float32)
     torch.manual_seed(99)
     second, second_rungs = trained(arch, train, dtype=torch.float32)
-    assert torch.equal(first.flat_MP, second.flat_MP)
+    assert torch.equal(masters(first), masters(second))
     assert without_times(first_rungs) == without_times(second_rungs)
 
 
 def test_a_diverged_member_is_counted_and_disturbs_no_bit_of_the_others() -> None:
-    arch, train = stack("base_conv", "attention"), spec(epochs=2, rungs=2)
+    arch, train = stack("base_conv", "attention"), spec(epochs=2)
     calm = (Member(1e-2, 0), Member(1e-3, 1), Member(3e-3, 0))
     wild = (calm[0], Member(1e6, 1), calm[2])
     quiet, quiet_rungs = trained(arch, train, calm, torch.float32)
     loud, rungs = trained(arch, train, wild, torch.float32)
     assert rungs[-1].train_loss[1] is None
     assert rungs[-1].selection_recall[1] == 0.0
-    assert loud.flat_MP[1].isfinite().all()  # it stopped where its loss was last finite
+    assert masters(loud)[1].isfinite().all()  # it stopped where its loss was last finite
     for index in (0, 2):
         assert rungs[-1].train_loss[index] == quiet_rungs[-1].train_loss[index]
         for name, value in quiet.weights(index).items():
             assert torch.equal(loud.weights(index)[name], value), name
 
 
+@pytest.mark.parametrize("together", [3, 2])
+def test_a_diverged_member_leaves_at_a_rung_and_the_others_go_on_as_they_would(
+    together: int,
+) -> None:
+    arch, train = stack("base_conv", "attention"), spec(epochs=3, rungs=3, embed_dropout=0.1)
+    calm = (Member(1e-2, 0), Member(1e-3, 1), Member(3e-3, 0))
+    quiet, quiet_rungs = trained(arch, train, calm)
+    loud = new_population(arch, train, (calm[0], Member(1e300, 1), calm[2]), torch.float64, together)
+    rungs = list(loud.train(DATA, SELECTION))
+    assert [group.indices for group in loud.groups] == [(0, 2)]
+    assert [rung.train_loss[1] for rung in rungs] == [None] * 3
+    assert [rung.selection_recall[1] for rung in rungs] == [0.0] * 3
+    assert set(loud.recall(SELECTION)[1].values()) == {0.0}
+    for index in (0, 2):
+        # In a smaller group sums may be taken in another order, and no more; see `assert_same`.
+        assert_same(loud.weights(index), quiet.weights(index))
+        assert rungs[-1].train_loss[index] == pytest.approx(quiet_rungs[-1].train_loss[index])
+
+
+def test_what_is_captured_is_not_thrown_away_for_one_member() -> None:
+    """Captured work serves one size of group: members leave when at most half are left."""
+    arch, train, found = stack("base_conv"), spec(epochs=2, rungs=2), []
+    for wild in (1, 2):
+        members = (*FOUR[wild:], *(Member(1e300, seed) for seed in range(wild)))
+        population = Population(
+            arch, VOCAB, members, train, SEED, dtype=torch.float64, execution="captured"
+        )
+        rungs = list(population.train(DATA, SELECTION))
+        assert sum(loss is None for loss in rungs[-1].train_loss) == wild
+        found.append([len(group.members) for group in population.groups])
+    assert found == [[4], [2]]
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_members_in_groups_are_what_they_are_together(together: int) -> None:
+    arch, train = stack("base_conv", "linear_attention"), spec(rungs=4, embed_dropout=0.1)
+
+    def draw(epoch: int) -> tuple[Examples, ...]:
+        return generate(TASK, "train", "cpu", epoch)
+
+    whole = new_population(arch, train, FOUR, torch.float64)
+    parted = new_population(arch, train, FOUR, torch.float64, together)
+    assert len(parted.groups) == -(-4 // together)
+    rungs = list(whole.train(draw(0), SELECTION, None, draw))
+    for rung, other in zip(parted.train(draw(0), SELECTION, None, draw), rungs, strict=True):
+        assert rung.step == other.step
+        assert rung.selection_recall == other.selection_recall
+        assert rung.train_loss == pytest.approx(other.train_loss, abs=1e-9)
+    for index in range(4):
+        assert_same(parted.weights(index), whole.weights(index))
+
+
+def test_groups_are_few_and_equal_where_that_costs_little() -> None:
+    assert group_sizes(16, 16) == group_sizes(16, 20) == (16,)
+    assert group_sizes(16, 15) == (8, 8)
+    assert group_sizes(16, 7) == (4, 4, 4, 4)
+    assert group_sizes(7, 4) == (4, 3)
+    assert group_sizes(3, 1) == (1, 1, 1)
+    assert group_sizes(7, 2) == (1,) * 7
+
+
 def test_a_stopped_member_recalls_nothing() -> None:
     population, _ = trained(stack("base_conv", "attention"), spec())
     before = population.recall(DATA)
     assert min(min(by_segment.values()) for by_segment in before) > 0
-    population.alive_M[2] = False
+    population.groups[0].alive_M[2] = False
     after = population.recall(DATA)
     assert set(after[2].values()) == {0.0}
     assert [after[0], after[1], after[3]] == [before[0], before[1], before[3]]
@@ -221,11 +290,11 @@ def test_half_precision_trains_fp32_masters() -> None:
     arch = stack("base_conv", "attention")
     single, single_rungs = trained(arch, spec(), dtype=torch.float32)
     half, half_rungs = trained(arch, spec(precision="bf16"), dtype=torch.float32)
-    assert half.flat_MP.dtype is torch.float32
+    assert masters(half).dtype is torch.float32
     assert half.weights(0)["embedding.weight"].dtype is torch.float32
     # A rounding of 2^-9 per activation moves a loss of about 3 by less than a hundredth.
     assert half_rungs[-1].train_loss == pytest.approx(single_rungs[-1].train_loss, abs=0.03)
-    assert not torch.equal(half.flat_MP, single.flat_MP)
+    assert not torch.equal(masters(half), masters(single))
 
 
 def test_members_are_every_rate_with_every_seed() -> None:
@@ -237,18 +306,20 @@ def without_times(rungs: list[Rung]) -> list[Rung]:
     return [rung.model_copy(update={"seconds": 0.0}) for rung in rungs]
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_population_goes_on_from_a_rung_bit_for_bit(stop: int) -> None:
+@pytest.mark.parametrize(("stop", "together"), [(1, 4), (2, 4), (3, 4), (2, 2), (3, 1)])
+def test_a_population_goes_on_from_a_rung_bit_for_bit(stop: int, together: int) -> None:
     # Four rungs of 12 or 13 steps of an epoch of 10: in the middle of an epoch, and of a segment.
     train = spec(rungs=4, embed_dropout=0.1, grad_clip=1.0)
     arch = stack("base_conv", "gated_delta")
-    whole, stopped = new_population(arch, train, FOUR), new_population(arch, train, FOUR)
-    whole.alive_M[1] = stopped.alive_M[1] = False
+    whole, stopped, fresh = (
+        new_population(arch, train, FOUR, torch.float32, together) for _ in range(3)
+    )
+    for population in (whole, stopped):
+        population.groups[0].alive_M[-1] = False
     rungs = list(whole.train(DATA, SELECTION))
     running = stopped.train(DATA, SELECTION)
     for _ in range(stop):
         next(running)
-    fresh = new_population(arch, train, FOUR)
     again = list(fresh.train(DATA, SELECTION, stopped.progress))
     assert without_times(again) == without_times(rungs)
     assert [rung.seconds for rung in again] == sorted(rung.seconds for rung in again)
@@ -265,14 +336,14 @@ def test_fresh_examples_take_the_place_of_the_old_and_going_on_finds_them() -> N
     fixed, _ = trained(arch, train, dtype=torch.float32)
     whole = new_population(arch, train, FOUR)
     rungs = list(whole.train(draw(0), SELECTION, None, draw))
-    assert not torch.equal(whole.flat_MP, fixed.flat_MP)
+    assert not torch.equal(masters(whole), masters(fixed))
     stopped = new_population(arch, train, FOUR)
     running = stopped.train(draw(0), SELECTION, None, draw)
     next(running), next(running)  # in the middle of the third epoch
     fresh = new_population(arch, train, FOUR)
     again = list(fresh.train(draw(0), SELECTION, stopped.progress, draw))
     assert without_times(again) == without_times(rungs)
-    assert torch.equal(fresh.flat_MP, whole.flat_MP)
+    assert torch.equal(masters(fresh), masters(whole))
 
 
 def test_every_epoch_sees_the_examples_drawn_for_it() -> None:

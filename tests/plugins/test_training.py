@@ -10,7 +10,8 @@ import torch
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.model import resolve_backends
 from archsearch.mqar import generate
-from archsearch.population import Population, members_of
+from archsearch.members import members_of
+from archsearch.population import Population
 from archsearch.recipes import RECIPES
 from archsearch.registry import mixer_names
 from archsearch.spec import Segment
