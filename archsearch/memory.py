@@ -1,4 +1,4 @@
-"""How many members of a trial fit a device together: computed before training, not found by failing.
+"""How many members of a trial fit a device together: counted before training, not found by failing.
 
 A training step of the largest batch is run on tensors without values (torch's meta device), forward
 and backward, and the bytes alive are counted, operation by operation. To their peak come parameters
@@ -181,14 +181,15 @@ def _peak_bytes(
                 grouped.gradients(parameters, buffers, *batch, None, numbers(members))
             else:
                 grouped.hits(parameters, buffers, *batch)
-    return alive.peak
+    peak: int = alive.peak
+    return peak
 
 
 class _Alive(TorchDispatchMode):
     """Counts the bytes of the tensors that operations make, as long as they live."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._now = 0
         self._bytes: dict[int, int] = {}
 

@@ -47,10 +47,10 @@ class Progress:
 
 
 def group_sizes(members: int, together: int) -> tuple[int, ...]:
-    """Sizes of groups of at most `together`: as few as possible, or up to twice as many if they are
+    """Sizes of groups of at most `together`: as few as possible, or half as many again if they are
     then equal, because another size is captured and compiled anew."""
     least = -(-members // together)
-    count = next((n for n in range(least, min(members, 2 * least) + 1) if members % n == 0), least)
+    count = next((n for n in range(least, 3 * least // 2 + 1) if members % n == 0), least)
     return tuple(members // count + (index < members % count) for index in range(count))
 
 
@@ -215,7 +215,8 @@ class Population:
         """Go on without the members that have no loss any more, if that costs less than masks."""
         indices = [index for group in self.groups for index in group.indices]
         kept = [place for place, index in enumerate(indices) if losses[index] is not None]
-        if len(kept) == len(indices) or (self._execution != "eager" and 2 * len(kept) > len(indices)):
+        most = len(indices) - 1 if self._execution == "eager" else len(indices) // 2
+        if len(kept) > most:
             return
         tensors = self._tensors()
         rows = {

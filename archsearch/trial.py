@@ -27,6 +27,8 @@ from archsearch.errors import (
     KernelRefusedError,
 )
 from archsearch.kernel_check import HEAD_SIZES, require
+from archsearch.members import members_of
+from archsearch.memory import members_together
 from archsearch.messages import (
     Evaluated,
     Evaluation,
@@ -42,8 +44,6 @@ from archsearch.messages import (
 from archsearch.mixer import Mixer
 from archsearch.model import HEAD, resolve_backends
 from archsearch.mqar import generate
-from archsearch.members import members_of
-from archsearch.memory import members_together
 from archsearch.population import Population
 from archsearch.profile import device_model, profile
 from archsearch.registry import add_plugin_source
@@ -114,9 +114,7 @@ def _train(request: TrialRequest, backends: dict[str, str]) -> Generator[Event, 
         request.device,
         backends,
         execution=request.execution,
-        together=members_together(
-            request.arch, task, request.train, request.device, backends
-        ),
+        together=members_together(request.arch, task, request.train, request.device, backends),
     )
     groups = tuple(len(group.indices) for group in population.groups)
     selection = generate(task, "selection", request.device)

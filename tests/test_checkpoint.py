@@ -7,9 +7,9 @@ import pytest
 
 from archsearch import checkpoint
 from archsearch.arch import ArchSpec, LayerSpec
-from archsearch.messages import Evaluated, Event, Failed, ProfileSpec, Rung, TrialRequest
 from archsearch.feed import Feed
 from archsearch.group import Group
+from archsearch.messages import Evaluated, Event, Failed, ProfileSpec, Rung, TrialRequest
 from archsearch.spec import MqarSpec, Segment, TrainSpec
 from archsearch.trial import run_trial
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.execution import Launcher, default_execution, traced
-from archsearch.model import resolve_backends
 from archsearch.group import Group
 from archsearch.members import Member
+from archsearch.model import resolve_backends
 from archsearch.population import Population
 from archsearch.recipes import RECIPES
 from archsearch.registry import mixer_names

@@ -23,10 +23,10 @@ from archsearch.cost import known_metrics, parameters
 from archsearch.export import export_trial
 from archsearch.feed import epoch_feeds
 from archsearch.just_read_twice import just_read_twice
+from archsearch.members import Member, initial_model
 from archsearch.messages import Evaluated, Event, Failed, Profiled, ProfileSpec, TrialRequest
 from archsearch.model import LanguageModel, resolve_backends, struck
 from archsearch.mqar import generate
-from archsearch.members import Member, initial_model
 from archsearch.population import Population
 from archsearch.recipes import RECIPES
 from archsearch.records import TrialState

@@ -11,10 +11,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
 from archsearch.errors import DivergedError
+from archsearch.members import Member, initial_model, members_of
 from archsearch.messages import Rung
 from archsearch.model import LanguageModel, resolve_backends
 from archsearch.mqar import Examples, generate
-from archsearch.members import Member, initial_model, members_of
 from archsearch.population import Population, group_sizes
 from archsearch.registry import mixer_names
 from archsearch.spec import MqarSpec, Segment, TrainSpec
@@ -196,7 +196,8 @@ def test_a_diverged_member_leaves_at_a_rung_and_the_others_go_on_as_they_would(
     arch, train = stack("base_conv", "attention"), spec(epochs=3, rungs=3, embed_dropout=0.1)
     calm = (Member(1e-2, 0), Member(1e-3, 1), Member(3e-3, 0))
     quiet, quiet_rungs = trained(arch, train, calm)
-    loud = new_population(arch, train, (calm[0], Member(1e300, 1), calm[2]), torch.float64, together)
+    wild = (calm[0], Member(1e300, 1), calm[2])
+    loud = new_population(arch, train, wild, torch.float64, together)
     rungs = list(loud.train(DATA, SELECTION))
     assert [group.indices for group in loud.groups] == [(0, 2)]
     assert [rung.train_loss[1] for rung in rungs] == [None] * 3
@@ -247,7 +248,7 @@ def test_groups_are_few_and_equal_where_that_costs_little() -> None:
     assert group_sizes(16, 7) == (4, 4, 4, 4)
     assert group_sizes(7, 4) == (4, 3)
     assert group_sizes(3, 1) == (1, 1, 1)
-    assert group_sizes(7, 2) == (1,) * 7
+    assert group_sizes(7, 2) == (2, 2, 2, 1)
 
 
 def test_a_stopped_member_recalls_nothing() -> None:

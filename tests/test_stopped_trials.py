@@ -6,8 +6,8 @@ import pytest
 from test_trial import ARCH, TRAIN, events_of, request
 
 from archsearch.errors import SpecError
-from archsearch.messages import Evaluated, Peers, Profiled, Rung, Started, Stopped, TrialRequest
 from archsearch.members import members_of
+from archsearch.messages import Evaluated, Peers, Profiled, Rung, Started, Stopped, TrialRequest
 from archsearch.spec import EarlyStopping, Objective, StudySpec
 from archsearch.study_file import load_study
 

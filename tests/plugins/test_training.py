@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from archsearch.arch import ArchSpec, LayerSpec
+from archsearch.members import members_of
 from archsearch.model import resolve_backends
 from archsearch.mqar import generate
-from archsearch.members import members_of
 from archsearch.population import Population
 from archsearch.recipes import RECIPES
 from archsearch.registry import mixer_names
