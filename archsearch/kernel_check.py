@@ -26,6 +26,10 @@ HEAD_SIZES = (16, 20)
 ONE_ROUNDING = 0.3
 """Root mean square of a rounding, in units of the dtype's epsilon: 1 / sqrt(12)."""
 
+FACTORS = math.sqrt(2)
+"""Roundings more that a backend may make which multiplies in half precision: one of each of two
+factors, and errors add as their squares."""
+
 REORDERED = 4.0
 """Epsilons of fp32, for each 16 of head size, that sums in another order may differ by. The longest
 sums run over about head_size^2 / 2 features, and errors of n terms add as sqrt(n). The reference's
@@ -132,13 +136,14 @@ def check(
     """
     assert dtype != torch.float64, "there is no truth more exact than fp64"
     one.load(backend)
+    checked = family(one.borrowed[backend]) if backend in one.borrowed else one
     findings = [
         finding
         for head_size in head_sizes
         for tokens in TOKENS
         for state in (False, True)
         for finding in _compare(
-            one,
+            checked,
             backend,
             Sizes(batch=2, tokens=tokens, heads=2, head_size=head_size, state=state),
             torch.device(device),
@@ -173,6 +178,8 @@ def _compare(
     for name, exact in truth.items():
         own, theirs = reference[name], found[name]
         rounding = ONE_ROUNDING * torch.finfo(own.dtype).eps
+        if dtype.itemsize < 4 and backend in one.operands:
+            rounding += FACTORS * ONE_ROUNDING * torch.finfo(one.operands[backend]).eps
         reordered = REORDERED * max(1.0, sizes.head_size / 16) * torch.finfo(torch.float32).eps
         yield _Finding(
             name=name,

@@ -96,6 +96,13 @@ class Mixer(nn.Module):
             """
             return 0
 
+        def can_use(self, family: str, backend: str) -> bool:
+            """Whether an allowed backend of a kernel family has programs for these fields.
+
+            A composite mixer answers for its parts.
+            """
+            return True
+
         def flops(self, context_len: int) -> int:
             """Forward FLOPs per token, averaged over a context; one multiply-add counts 2."""
             raise NotImplementedError

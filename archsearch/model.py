@@ -13,7 +13,7 @@ Shape suffixes: B batch, T tokens, K labelled positions, D width, V vocabulary.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from archsearch_kernels import resolve
@@ -165,21 +165,33 @@ class LanguageModel(nn.Module):
 def resolve_backends(arch: ArchSpec, device_type: str, dtype: torch.dtype) -> dict[str, str]:
     """Answer `auto` once for every kernel family of an architecture: family -> backend.
 
-    A family that several mixers call gets one backend, which all of them allow. The head's is there
-    too.
+    A family that several mixers call gets one backend, which all of them allow and can use. The
+    head's is there too.
 
     Raises:
         PluginError: an unknown mixer, or a mixer that names an unknown family.
+        InfeasibleError: fields that a mixer's own rules exclude.
     """
     allowed: dict[str, set[str]] = {}
-    for mixer in arch.mixers:
+    for mixer, config in _configs(arch):
         for name, backends in load_mixer(mixer).kernels.items():
-            allowed[name] = allowed.get(name, set(backends)) & set(backends)
+            usable = {backend for backend in backends if config.can_use(name, backend)}
+            allowed[name] = allowed.get(name, usable) & usable
     try:
         found = {name: resolve(name, device_type, dtype, allowed[name]) for name in sorted(allowed)}
     except LookupError as error:
         raise PluginError(f"architecture {arch.summary}: {error}") from error
     return {**found, HEAD: resolve_head(device_type, dtype, arch.width)}
+
+
+def _configs(arch: ArchSpec) -> Iterator[tuple[str, Mixer.Config]]:
+    """Every mixer of an architecture, and the config that speaks for it: that of its layer."""
+    for layer in arch.layers:
+        config = layer.config(arch.width)
+        yield from ((one.mixer, config) for one in layer.nested)
+    channels = arch.channel_mixer.config(arch.width)
+    if channels is not None:
+        yield arch.channel_mixer.kind, channels
 
 
 def _make_norm(kind: Norm, width: int) -> nn.Module:

@@ -1,6 +1,7 @@
 """The language model: streaming, labelled rows, initialisation, dropout, kernel backends."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +148,35 @@ def test_backends_are_resolved_once_for_the_whole_architecture() -> None:
         assert block.mixer.backends == {name: backends[name] for name in block.mixer.kernels}
         assert all(backends[name] in block.mixer.kernels[name] for name in block.mixer.kernels)
     assert backends["attention"] == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("layers", "backend"),
+    [
+        ([{"feature_dim": 16}], "triton"),
+        ([{"feature_dim": 32, "head_mix": True}, {"feature_dim": 4}], "triton"),
+        ([{"feature_dim": 36}], "chunked"),
+        ([{"feature_dim": 16}, {"feature_map": "elu"}], "chunked"),
+        ([{"compact": False}], "chunked"),
+        ([{"normalise": False}], "chunked"),
+        ([{"fixed_decay": True}], "chunked"),
+    ],
+)
+def test_a_backend_without_programs_for_a_layer_is_not_chosen(
+    layers: list[dict[str, Any]], backend: str
+) -> None:
+    arch = ArchSpec(
+        width=64, layers=tuple(LayerSpec(mixer="linear_attention", fields=one) for one in layers)
+    )
+    assert resolve_backends(arch, "cuda", torch.bfloat16)["linear_attention"] == backend
+
+
+def test_a_composite_answers_for_its_parts() -> None:
+    parts = [LayerSpec(mixer="linear_attention", fields={"feature_dim": k}) for k in (16, 40)]
+    for part, backend in zip(parts, ("triton", "chunked"), strict=True):
+        both = (LayerSpec(mixer="base_conv", fields={}), part)
+        arch = ArchSpec(width=64, layers=(LayerSpec(mixer="parallel", fields={}, parts=both),))
+        assert resolve_backends(arch, "cuda", torch.bfloat16)["linear_attention"] == backend
 
 
 def test_backends_not_named_stay_the_reference() -> None:

@@ -64,8 +64,10 @@ class Family:
 
     `op` is the public function; `backends` maps a name to `"module:function"`; `make_inputs`
     returns fp64 inputs on the CPU; `auto` maps (device type, dtype) to the backend that `resolve`
-    picks, and what it does not list is the reference; `only_on` names the device type of backends
-    that run on no other.
+    picks, and what it does not list is the reference; `instead` names what is picked where a caller
+    does not permit a backend; `only_on` names the device type of backends that run on no other;
+    `borrowed` names the family whose backend it is, and whose check stands for it; `operands` the
+    dtype that a backend rounds the factors of its products to, for inputs in half precision.
     """
 
     name: str
@@ -73,7 +75,10 @@ class Family:
     backends: Mapping[str, str]
     make_inputs: Callable[[Sizes], Call]
     auto: Mapping[tuple[str, torch.dtype], str]
+    instead: Mapping[str, str] = field(default_factory=dict)
     only_on: Mapping[str, str] = field(default_factory=dict)
+    borrowed: Mapping[str, str] = field(default_factory=dict)
+    operands: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert REFERENCE in self.backends and set(self.auto.values()) <= set(self.backends)
@@ -136,10 +141,13 @@ def resolve(
     """Return the backend that `auto` means for a family on a kind of device, from a fixed table.
 
     `allowed` are the backends a caller permits (None: all). A table entry that is not permitted
-    gives the reference; nothing is probed or timed.
+    gives what the family names instead, or the reference; nothing is probed or timed.
 
     Raises:
         LookupError: no such family.
     """
-    choice = family(name).auto.get((device_type, dtype), REFERENCE)
-    return choice if allowed is None or choice in allowed else REFERENCE
+    one = family(name)
+    choice = one.auto.get((device_type, dtype), REFERENCE)
+    while allowed is not None and choice not in allowed and choice != REFERENCE:
+        choice = one.instead.get(choice, REFERENCE)
+    return choice

@@ -45,6 +45,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+from archsearch_kernels import taylor_linear_attention
 from archsearch_kernels.linear_attention import feature_size, linear_attention
 from archsearch_kernels.linear_attention.feature_maps import orthogonal_projection
 from archsearch_kernels.precision import accumulator
@@ -136,8 +137,14 @@ class LinearAttention(Mixer):
             mix = 2 * self.d_model * self.heads + self.d_model if self.head_mix else 0
             return projections + 4 * (memory + normaliser) + feature_maps + forget + mix
 
+        def can_use(self, family: str, backend: str) -> bool:
+            if backend != "triton":
+                return True
+            is_taylor = self.map_name == "taylor" and self.normalise and not self.fixed_decay
+            return is_taylor and taylor_linear_attention.takes(self.feature_dim, self.head_size)
+
     config: Config
-    kernels: ClassVar = {"linear_attention": ("reference", "quadratic", "chunked")}
+    kernels: ClassVar = {"linear_attention": ("reference", "quadratic", "chunked", "triton")}
     residual_projections: ClassVar = ("out.weight",)
     projection: Tensor
     """Random rows of `performer`; other maps have none."""
@@ -183,12 +190,17 @@ class LinearAttention(Mixer):
             keep_state=state is not None,
             backend=self.backends["linear_attention"],
         )
-        if config.head_mix:
-            y_BTHV = y_BTHV * self.head_scale(x_BTD)[..., None]
         kept = {"memory": memory, "normaliser": normaliser}
         if state is not None and position_BT is not None:
             kept["position"] = state["position"] + x_BTD.shape[1]
-        return self.out(y_BTHV.flatten(-2)), {n: t for n, t in kept.items() if t is not None}
+        return self._out(y_BTHV, x_BTD), {n: t for n, t in kept.items() if t is not None}
+
+    def _out(self, y_HV: Tensor, x_D: Tensor) -> Tensor:
+        """Scale the heads, and mix them."""
+        if self.config.head_mix:
+            y_HV = y_HV * self.head_scale(x_D)[..., None]
+        out_D: Tensor = self.out(y_HV.flatten(-2))
+        return out_D
 
     def _log_decay(self) -> Tensor:
         """log(g) of each head."""
@@ -202,6 +214,14 @@ class LinearAttention(Mixer):
         return self._mix(x_BTD, state)
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        config, backend = self.config, self.backends["linear_attention"]
+        if backend == "triton":
+            q, k = self.qk(x_BD).unflatten(-1, (2, config.heads, -1)).unbind(1)
+            v = self.value(x_BD).unflatten(-1, (config.heads, -1))
+            y_BHV = taylor_linear_attention.step(
+                q, k, v, state["memory"], state["normaliser"], backend=backend
+            )
+            return self._out(y_BHV, x_BD), state
         y_B1D, new_state = self.mix(x_BD[:, None], state)
         for name, tensor in state.items():
             tensor.copy_(new_state[name])

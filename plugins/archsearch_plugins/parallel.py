@@ -125,6 +125,9 @@ class Parallel(Mixer):
                 for part, width in zip(self.parts, self.widths, strict=True)
             )
 
+        def can_use(self, family: str, backend: str) -> bool:
+            return all(config.can_use(family, backend) for config in self.configs)
+
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             return tuple(
                 StateTensor(f"{i}.{one.name}", one.shape, one.dtype)

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+from archsearch_kernels import taylor_linear_attention
 from archsearch_kernels.linear_attention import feature_size, linear_attention, prefix_state
 from archsearch_kernels.precision import accumulator
 from torch import Tensor, nn
@@ -97,8 +98,14 @@ class PrefixLinear(Mixer):
             prefix = keys + values + write + feature_map
             return causal + round(prefix * min(self.prefix_len, context_len) / context_len)
 
+        def can_use(self, family: str, backend: str) -> bool:
+            return backend != "triton" or (
+                self.feature_map == "taylor"
+                and taylor_linear_attention.takes(self.feature_dim, self.head_size)
+            )
+
     config: Config
-    kernels: ClassVar = {"linear_attention": ("reference", "quadratic", "chunked")}
+    kernels: ClassVar = {"linear_attention": ("reference", "quadratic", "chunked", "triton")}
     residual_projections: ClassVar = ("out.weight",)
 
     def __init__(self, config: Config) -> None:
@@ -128,6 +135,7 @@ class PrefixLinear(Mixer):
             self._heads(self.prefix_value(x_BPD)),
             feature_map=self.config.feature_map,
             exists_BT=in_prefix_BP,
+            backend=self.backends["linear_attention"],
         )
 
     def _read(
@@ -172,6 +180,18 @@ class PrefixLinear(Mixer):
         return y_BTD, {"memory": new_memory, "normaliser": new_normaliser}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        backend = self.backends["linear_attention"]
+        if backend == "triton":
+            q, k = self.qk(x_BD).unflatten(-1, (2, self.config.heads, -1)).unbind(1)
+            y_BHV = taylor_linear_attention.step(
+                q,
+                k,
+                self._heads(self.value(x_BD)),
+                state["memory"],
+                state["normaliser"],
+                backend=backend,
+            )
+            return self.out(y_BHV.flatten(-2)), state
         y_B1D, memory, normaliser = self._read(x_BD[:, None], state["memory"], state["normaliser"])
         assert memory is not None and normaliser is not None
         state["memory"].copy_(memory)

@@ -17,6 +17,8 @@ from archsearch_kernels.taylor_linear_attention import triton as ops
 from torch import Tensor
 from torch.func import vmap
 
+from archsearch.registry import load_mixer, make_config
+
 Named = dict[str, Tensor]
 
 
@@ -158,6 +160,28 @@ def _one(q: Tensor, k: Tensor, v: Tensor, states: list[Tensor], m: int) -> Tenso
     states[0].select(1, m).copy_(memory)
     states[1].select(1, m).copy_(normaliser)
     return y
+
+
+def mixer(name: str, fields: dict[str, Any], x: Tensor) -> Named:
+    """A mixer whose kernels are these, and with those of torch: whole, in segments, by steps."""
+    torch.manual_seed(0)
+    module = load_mixer(name)(make_config(name, x.shape[-1], fields))
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    found = {}
+    for backend in ("triton", "chunked"):
+        module.backends["linear_attention"] = backend
+        state = module.init_state(len(x), x.shape[1], x.dtype, "cpu")
+        first, state = module.mix(x[:, :9], state)
+        steps = []
+        for t in range(9, x.shape[1]):
+            y, state = module.step(x[:, t], state)
+            steps.append(y[:, None])
+        whole = module(x)
+        gradients = torch.autograd.grad(whole.square().sum(), list(module.parameters()))
+        parts = (whole, torch.cat((first, *steps), 1), *state.values(), *gradients)
+        found |= {f"{backend} {i}": part.detach() for i, part in enumerate(parts)}
+    return found
 
 
 def main() -> None:

@@ -47,6 +47,15 @@ def test_auto_is_a_table_and_never_leaves_what_is_allowed() -> None:
     assert resolve("attention", "mps", torch.float32) == "reference"
 
 
+def test_what_is_not_allowed_gives_what_the_family_names_instead() -> None:
+    name, half = "linear_attention", torch.bfloat16
+    every = family(name).backends
+    assert resolve(name, "cuda", half) == resolve(name, "cuda", half, every) == "triton"
+    assert resolve(name, "cuda", half, set(every) - {"triton"}) == "chunked"
+    assert resolve(name, "cuda", half, ("reference", "quadratic")) == "reference"
+    assert resolve(name, "cuda", torch.float32) == resolve(name, "cpu", half) == "chunked"
+
+
 def test_backends_for_one_kind_of_device_are_left_out_elsewhere() -> None:
     assert family("head_loss").backends_on("cpu") == ("reference", "blocked")
     assert family("head_loss").backends_on("cuda") == ("reference", "blocked", "triton")

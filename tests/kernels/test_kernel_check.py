@@ -65,6 +65,12 @@ def accumulates_in_bf16(*inputs: Any, **options: Any) -> Result:
     return right(*rounded, **options)
 
 
+def factors_rounded_to_bf16(*inputs: Any, **options: Any) -> Result:
+    """What a matrix unit makes of fp32 factors, as far as the state shows it."""
+    y, state = right(*inputs, **options)
+    return y, None if state is None else state + (state.bfloat16().to(state) - state).detach()
+
+
 def raises(*inputs: Any, **options: Any) -> Result:
     raise RuntimeError("no kernel image")
 
@@ -90,11 +96,12 @@ def test_a_backend_that_raises_is_refused_and_quoted(planted: Family) -> None:
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
     """The gated delta family with the functions above as backends."""
     module = ModuleType("planted_backends")
-    for function in (right, raises, *FAULTS):
+    extra = (right, raises, factors_rounded_to_bf16)
+    for function in (*extra, *FAULTS):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     one = family("gated_delta")
-    names = {f.__name__: f"planted_backends:{f.__name__}" for f in (right, raises, *FAULTS)}
+    names = {f.__name__: f"planted_backends:{f.__name__}" for f in (*extra, *FAULTS)}
     grown = replace(one, backends={**one.backends, **names})
     grown = replace(grown, op=lambda *a, backend, **o: grown_op(grown, backend, *a, **o))
     monkeypatch.setattr(kernel_check, "family", lambda name: grown)
@@ -136,6 +143,34 @@ def test_a_wrong_backend_is_refused_with_both_numbers(
 @pytest.mark.parametrize("fault", ["scaled", "gradient_of_key_scaled", "wrong_final_state"])
 def test_one_percent_is_seen_in_bf16_too(planted: Family, fault: str) -> None:
     assert not check(planted, fault, "cpu", (6,), torch.bfloat16).ok
+
+
+def test_factors_rounded_to_bf16_pass_where_a_family_says_so(planted: Family) -> None:
+    """The state is in fp32 and was exact; one percent is seen all the same."""
+    name = factors_rounded_to_bf16.__name__
+    assert not check(planted, name, "cpu", (6,), torch.bfloat16).ok
+    backends = (name, "scaled", "wrong_final_state")
+    said = replace(planted, operands=dict.fromkeys(backends, torch.bfloat16))
+    assert check(said, name, "cpu", (6,), torch.bfloat16).ok
+    assert not check(said, name, "cpu", (6,), torch.float32).ok
+    for fault in ("scaled", "wrong_final_state"):
+        assert not check(said, fault, "cpu", (6,), torch.bfloat16).ok
+
+
+def test_a_borrowed_backend_is_checked_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def at_home(*inputs: Any, backend: str, **options: Any) -> Any:
+        called.append(backend)
+        return home.op(*inputs, backend="reference", **options)
+
+    home, guest = family("taylor_linear_attention"), family("linear_attention")
+    found = replace(home, op=at_home)
+    monkeypatch.setattr(kernel_check, "family", lambda name: found)
+    assert guest.borrowed == {"triton": home.name}
+    assert guest.backends["triton"] == home.backends["triton"]
+    assert check(guest, "triton", "cpu", (6,), torch.float32).ok
+    assert called.count("triton") == 6  # three lengths, with and without a state
 
 
 def test_unknown_backend_and_family_are_refused() -> None:

@@ -140,6 +140,13 @@ def calls() -> dict[Any, dict[str, Any]]:
     stacked = {name: x.unflatten(0, (3, 2)) for name, x in members.tensors().items()}
     step_state = {name: x[:, 0] if "T" in name else x for name, x in state.items()}
     found = {case: case.call() for case in (*RIGHT, *WRONG)}
+    x = torch.randn(2, 13, 8, generator=torch.Generator().manual_seed(3))
+    mixers = {
+        "linear_attention": {"feature_dim": 4, "heads": 2, "head_mix": True},
+        "prefix_linear": {"feature_dim": 8, "prefix_len": 5},
+    }
+    for name, fields in mixers.items():
+        found[name] = {"run": "mixer", "name": name, "fields": fields, "x": x}
     return found | {
         "again": RIGHT[-5].call(),
         "guarded": guarded(plain),
@@ -249,6 +256,16 @@ def test_a_population_is_folded_into_the_batch(found: dict[Any, Named]) -> None:
         )
     for name in ("y", "memory"):
         assert torch.equal(found["mapped step"][f"{name} together"], found["mapped step"][name])
+
+
+@pytest.mark.parametrize("mixer", ["linear_attention", "prefix_linear"])
+def test_mixers_compute_the_same_with_these_kernels(mixer: str, found: dict[Any, Named]) -> None:
+    result = found[mixer]
+    assert len(result) > 10
+    for i in range(len(result) // 2):
+        torch.testing.assert_close(
+            result[f"triton {i}"], result[f"chunked {i}"], rtol=1e-4, atol=1e-4
+        )  # a sum of squares of size 10
 
 
 def test_padding_leaves_no_trace() -> None:

@@ -83,13 +83,27 @@ def linear_attention(
         normalise: False leaves the denominator out, and the normaliser (None).
         memory_BHFV, normaliser_BHF: state to continue from, fp32 (fp64 for fp64 inputs).
         keep_state: False leaves the two final states out (None), which saves their work.
-        backend: `reference`, `quadratic` or `chunked`.
+        backend: `reference`, `quadratic`, `chunked`, or, on CUDA, `triton`: the kernels of
+            `taylor_linear_attention`, for the map `taylor` with its normaliser and no decay.
 
     Raises:
         LookupError: no such backend.
-        ValueError: no such feature map, or it lacks what it needs.
+        ValueError: no such feature map, or it lacks what it needs, or a backend without programs
+            for it.
     """
     feature_size(feature_map, q_BTHK.shape[-1])
+    if backend == "triton":
+        _require_taylor(feature_map, log_decay_H, normalise)
+        result: tuple[Tensor, Tensor | None, Tensor | None] = FAMILY.load(backend)(
+            q_BTHK,
+            k_BTHK,
+            v_BTHV,
+            exists_BT=exists_BT,
+            memory_BHFV=memory_BHFV,
+            normaliser_BHF=normaliser_BHF,
+            keep_state=keep_state,
+        )
+        return result
     compute = accumulator(q_BTHK.dtype)
     query, key = (
         mapped(feature_map, x_BTHK.to(compute), projection_PK, position_BT, max_len)
@@ -116,6 +130,7 @@ def prefix_state(
     *,
     feature_map: str = "taylor",
     exists_BT: Tensor | None = None,
+    backend: str = "chunked",
 ) -> tuple[Tensor, Tensor]:
     """Return the memory and normaliser that tokens leave which every query may see.
 
@@ -125,16 +140,31 @@ def prefix_state(
         k_BTHK, v_BTHV: one floating dtype.
         feature_map: a name of `MAPS` that needs nothing but the key.
         exists_BT: False where a token is padding and leaves no trace.
+        backend: `triton`, or any other: there is one way to add up a prefix without it.
 
     Raises:
         ValueError: no such feature map, or one that needs more than the key.
     """
     feature_size(feature_map, k_BTHK.shape[-1])
+    if backend == "triton":
+        from archsearch_kernels import taylor_linear_attention as taylor
+
+        _require_taylor(feature_map, None, True)
+        return taylor.prefix_state(k_BTHK, v_BTHV, exists_BT=exists_BT, backend=backend)
     compute = accumulator(k_BTHK.dtype)
     key_BTHK = mapped(feature_map, k_BTHK.to(compute), None, None, None)
     key_BTHF = features_of(expansion_of(feature_map), key_BTHK, exists_BT)
     memory_BHFV = torch.einsum("bthf,bthv->bhfv", key_BTHF, v_BTHV.to(compute))
     return memory_BHFV, key_BTHF.sum(1)
+
+
+def _require_taylor(feature_map: str, log_decay_H: Tensor | None, normalise: bool) -> None:
+    if feature_map != "taylor" or log_decay_H is not None or not normalise:
+        asked = feature_map + " with a decay" * (log_decay_H is not None)
+        raise ValueError(
+            "the backend 'triton' of linear attention has programs for the map taylor with its "
+            f"normaliser and no decay, not for {asked}" + ", not normalised" * (not normalise)
+        )
 
 
 def make_inputs(sizes: Sizes) -> Call:
@@ -167,11 +197,17 @@ FAMILY = Family(
         "reference": "archsearch_kernels.linear_attention.reference:linear_attention",
         "quadratic": "archsearch_kernels.linear_attention.quadratic:linear_attention",
         "chunked": "archsearch_kernels.linear_attention.chunked:linear_attention",
+        "triton": "archsearch_kernels.taylor_linear_attention.triton:taylor_linear_attention",
     },
     make_inputs=make_inputs,
     auto={
         (device, dtype): "chunked"
         for device in ("cpu", "cuda")
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    },
+    }
+    | {("cuda", dtype): "triton" for dtype in (torch.bfloat16, torch.float16)},
+    instead={"triton": "chunked"},
+    only_on={"triton": "cuda"},
+    borrowed={"triton": "taylor_linear_attention"},
+    operands={"triton": torch.bfloat16},
 )

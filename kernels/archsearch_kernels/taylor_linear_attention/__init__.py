@@ -6,7 +6,7 @@
 
 phi makes F = 1 + K + K(K+1)/2 features, in the order of `linear_attention.taylor.features`: each
 product of two numbers once. This is `linear_attention` with the map `taylor`, no decay and its
-normaliser.
+normaliser; that family's backend `triton` is this one's.
 
 `prefix_state` is what tokens leave that every query may see, whatever the order: begin with it and
 the start of a text has been read as a whole (just read twice, arXiv:2407.05483). `step` reads one
@@ -152,6 +152,7 @@ def _family(op: Callable[..., Any]) -> Family:
         make_inputs=make_inputs,
         auto={("cuda", dtype): "triton" for dtype in (torch.bfloat16, torch.float16)},
         only_on={"triton": "cuda"},
+        operands={"triton": torch.bfloat16},
     )
 
 

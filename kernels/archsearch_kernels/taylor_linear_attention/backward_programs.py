@@ -27,7 +27,7 @@ from archsearch_kernels.taylor_linear_attention.tiles import (
     absorb,
     features,
     is_linear,
-    load_counts,
+    load_numbers,
     load_rows,
     load_state,
     rounded,
@@ -84,35 +84,45 @@ def factors(
         t0 = part * each + (chunks - 1 - i if OF_KEYS else i) * C
         x_CD = load_rows(x, t0, x_t, T, K, D, C, EVEN and K == D, OPERAND)
         u_CV = load_rows(u, t0, u_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
-        r_C = tl.full([C], 1.0, tl.float32)
-        if CAUSAL:
-            r_C = load_counts(r + at, t0, H, T, C, True)
-        first_block = (block == 0).to(tl.float32)
-        of_sums_C = tl.full([C], 1.0, tl.float32) * first_block if OF_KEYS else r_C * first_block
-        e_C = load_counts(exists, t0, e_t, limit, C, MASKED)
+        r_C = load_numbers(r + at, t0, H, T, C, CAUSAL)
+        of_sums_C = tl.full([C], 1.0, tl.float32) if OF_KEYS else r_C
+        e_C = load_numbers(exists, t0, e_t, limit, C, MASKED)
         d_CD = _through_features(
-            x_CD, u_CV, of_sums_C, rounded(state, OPERAND), sums, first_DG, second_DG, N, P,
-            1.0 if OF_KEYS else ROOT,
+            x_CD, u_CV, of_sums_C * (block == 0).to(tl.float32), rounded(state, OPERAND), sums,
+            first_DG, second_DG, N, P, 1.0 if OF_KEYS else ROOT,
         )  # fmt: skip
         if CAUSAL:
             o_CD = load_rows(o, t0, o_t, T, K, D, C, EVEN and K == D, OPERAND)
             w_CV = load_rows(w, t0, w_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
             d_CD = _through_scores(
-                x_CD, u_CV, o_CD, w_CV, r_C * first_block, e_C, d_CD, ROOT, MASKED, OF_KEYS
-            )
-            if OF_KEYS:
-                state, sums = absorb(
-                    state, sums, o_CD, w_CV, r_C, first_GD, second_GD, N, P, ROOT, CONSTANT, True
-                )
-            else:
-                if MASKED:
-                    w_CV = (w_CV * e_C[:, None]).to(OPERAND)
-                state, sums = absorb(
-                    state, sums, o_CD, w_CV, e_C, first_GD, second_GD, N, P, 1.0, 1.0, MASKED
-                )
+                x_CD, u_CV, o_CD, w_CV, r_C * (block == 0).to(tl.float32), e_C, d_CD, ROOT, MASKED,
+                OF_KEYS,
+            )  # fmt: skip
+            state, sums = _next_state(
+                state, sums, o_CD, w_CV, r_C, e_C, first_GD, second_GD, N, P, ROOT, CONSTANT,
+                MASKED, OF_KEYS,
+            )  # fmt: skip
         if OF_KEYS and (MASKED or HAS_LENGTHS):
             d_CD = tl.where(e_C[:, None] > 0, d_CD, 0.0)
         store_rows(dx + block * dx_part + at * K, d_CD, t0, H * K, T, K, D, C)
+
+
+@triton.jit
+def _next_state(state, sums, o_CD, w_CV, r_C, e_C, first_GD, second_GD, N: tl.constexpr,
+                P: tl.constexpr, ROOT: tl.constexpr, CONSTANT: tl.constexpr,
+                MASKED: tl.constexpr, OF_KEYS: tl.constexpr):  # fmt: skip
+    """The state after the other tokens of a chunk: queries with g and r, or keys with values."""
+    if OF_KEYS:
+        state, sums = absorb(
+            state, sums, o_CD, w_CV, r_C, first_GD, second_GD, N, P, ROOT, CONSTANT, True
+        )
+    else:
+        if MASKED:
+            w_CV = (w_CV * e_C[:, None]).to(w_CV.dtype)
+        state, sums = absorb(
+            state, sums, o_CD, w_CV, e_C, first_GD, second_GD, N, P, 1.0, 1.0, MASKED
+        )
+    return state, sums
 
 
 @triton.jit
@@ -189,17 +199,13 @@ def values(
         if CAUSAL:
             q_CD = load_rows(q, t0, q_t, T, K, D, C, EVEN and K == D, OPERAND)
             g_CV = load_rows(g, t0, H * V, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
-            score_CC = tl.dot(k_CD, tl.trans(q_CD), input_precision="ieee")
-            order_C = tl.arange(0, C)
-            weight_CC = score_CC * (score_CC * 0.5 + ROOT) + CONSTANT
-            weight_CC = tl.where(order_C[:, None] <= order_C[None, :], weight_CC, 0.0)
-            d_CV = tl.dot(weight_CC.to(OPERAND), g_CV, d_CV, input_precision="ieee")
-            r_C = load_counts(r + at, t0, H, T, C, True)
+            d_CV = _through_weights(k_CD, q_CD, g_CV, d_CV, ROOT, CONSTANT)
+            r_C = load_numbers(r + at, t0, H, T, C, True)
             state, sums = absorb(
                 state, sums, q_CD, g_CV, r_C, first_GD, second_GD, N, P, ROOT, CONSTANT, True
             )
         if MASKED or HAS_LENGTHS:
-            exists_C = load_counts(exists, t0, e_t, limit, C, MASKED) > 0
+            exists_C = load_numbers(exists, t0, e_t, limit, C, MASKED) > 0
             d_CV = tl.where(exists_C[:, None], d_CV, 0.0)
         store_rows(dv + at * V + block * BV, d_CV, t0, H * V, T, V - block * BV, BV, C)
     if KEEPS:
@@ -217,3 +223,13 @@ def _through_keys(k_CD, state, first_DG, second_DG, N: tl.constexpr, P: tl.const
         x_CG = features(k_CD, first_CG, second_DG[n], n, N, P, 1.0, 1.0)
         d_CV = tl.dot(x_CG.to(k_CD.dtype), state[n], d_CV, input_precision="ieee")
     return d_CV
+
+
+@triton.jit
+def _through_weights(k_CD, q_CD, g_CV, d_CV, ROOT: tl.constexpr, CONSTANT: tl.constexpr):
+    """Add what the queries of the same chunk give to dv."""
+    order_C = tl.arange(0, k_CD.shape[0])
+    score_CC = tl.dot(k_CD, tl.trans(q_CD), input_precision="ieee")
+    weight_CC = score_CC * (score_CC * 0.5 + ROOT) + CONSTANT
+    weight_CC = tl.where(order_C[:, None] <= order_C[None, :], weight_CC, 0.0)
+    return tl.dot(weight_CC.to(g_CV.dtype), g_CV, d_CV, input_precision="ieee")

@@ -21,7 +21,7 @@ from archsearch_kernels.taylor_linear_attention.tiles import (
     G,
     absorb,
     features,
-    load_counts,
+    load_numbers,
     load_rows,
     load_state,
     load_state_tile,
@@ -68,7 +68,7 @@ def part_states(
     for t0 in tl.range(part * each, tl.minimum(part * each + each, limit), C, num_stages=STAGES):
         x_CD = load_rows(x, t0, x_t, limit, K, D, C, False, OPERAND)
         u_CV = load_rows(u, t0, u_t, limit, V - block * BV, BV, C, False, OPERAND)
-        r_C = load_counts(r, t0, r_t, limit, C, HAS_R)
+        r_C = load_numbers(r, t0, r_t, limit, C, HAS_R)
         if IS_COUNT and HAS_R:
             u_CV = (u_CV * r_C[:, None]).to(OPERAND)
         xT_DC = tl.trans(x_CD)
@@ -147,7 +147,7 @@ def outputs(
         q_CD = load_rows(q, t0, q_t, T, K, D, C, EVEN and K == D, OPERAND)
         k_CD = load_rows(k, t0, k_t, T, K, D, C, EVEN and K == D, OPERAND)
         v_CV = load_rows(v, t0, v_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
-        r_C = load_counts(exists, t0, e_t, T, C, MASKED)
+        r_C = load_numbers(exists, t0, e_t, T, C, MASKED)
         sees_CC = order_C[:, None] >= order_C[None, :]
         if MASKED:
             v_CV = (v_CV * r_C[:, None]).to(OPERAND)

@@ -55,11 +55,11 @@ def store_rows(first, tile, t0, stride, limit, size, TILE: tl.constexpr, C: tl.c
 
 
 @triton.jit
-def load_counts(first, t0, stride, limit, C: tl.constexpr, MASKED: tl.constexpr):
-    """1 where a token exists, else 0, in fp32."""
+def load_numbers(first, t0, stride, limit, C: tl.constexpr, GIVEN: tl.constexpr):
+    """A number of each token in fp32, 1 if none are GIVEN, and 0 from `limit` on."""
     row_C = tl.arange(0, C)
     exists_C = row_C < limit - t0
-    if MASKED:
+    if GIVEN:
         at_C = first + tl.cast(t0, tl.int64) * stride + row_C * stride
         return tl.load(at_C, mask=exists_C, other=0).to(tl.float32)
     else:
