@@ -73,7 +73,7 @@ TIMED = {"linear_attention": 3, "gated_delta": 5, "short_conv": 1}
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [(name, backend) for name in RECURRENT for backend in family(name).backends],
+    [(name, backend) for name in RECURRENT for backend in family(name).backends_on("cpu")],
 )
 @settings(max_examples=8, deadline=None)
 @given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=5), state=st.booleans())
