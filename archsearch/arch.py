@@ -1,8 +1,9 @@
 """ArchSpec: one architecture, canonical and hashed.
 
 Two architectures are the same if their canonical JSON is: every field of every mixer is written
-out with its value, keys are sorted, and nothing inactive is kept. The hash is the key of every
-result, so equal architectures are never trained twice. Knows nothing of tasks or training.
+out with its value, keys are sorted, and what makes no difference at this width is as the mixer's
+`Config.canonical` writes it. The hash is the key of every result, so equal architectures are never
+trained twice. Knows nothing of tasks or training.
 """
 
 import hashlib
@@ -16,12 +17,15 @@ from archsearch.errors import PluginError, nearest
 from archsearch.mixer import Mixer
 from archsearch.model_spec import Norm
 from archsearch.registry import (
-    canonical,
+    canonical_config,
     channel_mixer_names,
+    default_parts,
     load_mixer,
     make_config,
     mixer_fields,
     mixer_names,
+    part_of,
+    written_out,
 )
 from archsearch.space import Part, Value
 
@@ -32,7 +36,8 @@ NO_MIXER = "none"
 class LayerSpec(BaseModel):
     """One mixer, the value of each of its fields, and its parts if it is made of mixers.
 
-    `parts` has no parts itself. It is left out of the JSON if empty.
+    `parts` has no parts itself. It is left out of the JSON if empty. Within an architecture a layer
+    is canonical.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,12 +47,21 @@ class LayerSpec(BaseModel):
     parts: tuple["LayerSpec", ...] = Field(default=(), exclude_if=lambda parts: not parts)
 
     @model_validator(mode="after")
-    def _make_canonical(self) -> Self:
-        fields, parts = canonical(self.mixer, self.fields, self._plain_parts)
-        object.__setattr__(self, "fields", fields)
-        layers = (LayerSpec(mixer=part.mixer, fields=dict(part.fields)) for part in parts)
-        object.__setattr__(self, "parts", tuple(layers))
+    def _write_out(self) -> Self:
+        object.__setattr__(self, "fields", written_out(self.mixer, self.fields))
+        parts = self.parts or tuple(map(_of_part, default_parts(self.mixer)))
+        object.__setattr__(self, "parts", parts)
         return self
+
+    def canonical(self, width: int) -> "LayerSpec":
+        """The one way to write this layer at a width; as it is if it cannot be built there."""
+        config = canonical_config(self.mixer, width, self.fields, self._plain_parts)
+        if config is None:
+            return self
+        fields, parts = part_of(self.mixer, config).fields, tuple(map(_of_part, config.parts))
+        if fields == self.fields and parts == self.parts:
+            return self
+        return LayerSpec(mixer=self.mixer, fields=dict(fields), parts=parts)
 
     @staticmethod
     def from_stored(plain: Mapping[str, Any]) -> "LayerSpec":
@@ -75,6 +89,10 @@ class LayerSpec(BaseModel):
         return make_config(self.mixer, width, self.fields, self._plain_parts)
 
 
+def _of_part(part: Part) -> LayerSpec:
+    return LayerSpec(mixer=part.mixer, fields=dict(part.fields))
+
+
 class ChannelSpec(BaseModel):
     """The channel mixer after each mixer: `none`, or a mixer that looks at one token at a time.
 
@@ -85,6 +103,17 @@ class ChannelSpec(BaseModel):
 
     kind: str = "none"
     ratio: float = 0.0
+
+    def canonical(self, width: int) -> "ChannelSpec":
+        """As that of a layer."""
+        if self.kind == NO_MIXER:
+            return ChannelSpec()
+        try:
+            layer = LayerSpec(mixer=self.kind, fields={"ratio": self.ratio})
+        except PluginError:
+            return self
+        ratio = layer.canonical(width).fields["ratio"]
+        return self if ratio == self.ratio else ChannelSpec(kind=self.kind, ratio=float(ratio))
 
     def config(self, width: int) -> Mixer.Config | None:
         """Build the channel mixer's config; None for `none`.
@@ -119,6 +148,16 @@ class ArchSpec(BaseModel):
     channel_mixer: ChannelSpec = ChannelSpec()
     norm: Norm = Field(default="layernorm", exclude_if=lambda norm: norm == "layernorm")
     tied_head: bool = Field(default=True, exclude_if=lambda tied: tied)
+
+    @model_validator(mode="after")
+    def _make_canonical(self) -> Self:
+        known: dict[int, LayerSpec] = {}
+        for layer in self.layers:  # what is repeated is mostly one object
+            if id(layer) not in known:
+                known[id(layer)] = layer.canonical(self.width)
+        object.__setattr__(self, "layers", tuple(known[id(layer)] for layer in self.layers))
+        object.__setattr__(self, "channel_mixer", self.channel_mixer.canonical(self.width))
+        return self
 
     @property
     def canonical_json(self) -> str:

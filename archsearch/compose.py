@@ -2,8 +2,9 @@
 
 Every way of picking an architecture (a sampler, a random draw, a walk over the whole space, a
 corner) is a `choose` function asked, by name, for one of several candidates. A choice that has one
-candidate is never asked, none is asked twice, and one name always has the same candidates: what is
-tied has one name, and a choice that is left with fewer candidates names those as well.
+candidate is never asked, nor one that a mixer tells to make no difference beside those before it;
+none is asked twice, and one name always has the same candidates: what is tied has one name, and a
+choice that is left with fewer candidates names those as well.
 
 Names are `width`, `repeat`, `layer0.mixer`, `layer0.<mixer>.<field>`, `channel_mixer` and
 `channel_mixer.<kind>.ratio`. Within a mixer made of mixers, part 0 is `layer0.<mixer>.part0`, and
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from archsearch.arch import NO_MIXER, ArchSpec, ChannelSpec, LayerSpec
+from archsearch.idle import is_idle
 from archsearch.model_spec import Block, ModelSpec, Piece, Ratio, Slot, layers_of, positions
 from archsearch.space import Value
 
@@ -74,7 +76,9 @@ def answer(model: ModelSpec, reply: Ask) -> ArchSpec:
     repeat = ask(Question("repeat", model.repeat, "repeat"))
     seats = _unfold(model.layers, ask)
     built: dict[str, LayerSpec] = {}
-    layers = [_layer(seat, (i + 0.5) / len(seats), ask, built) for i, seat in enumerate(seats)]
+    layers = [
+        _layer(seat, int(width), (i + 0.5) / len(seats), ask, built) for i, seat in enumerate(seats)
+    ]
     kept = tuple(layer for layer in layers if layer is not None)
     kinds = tuple(option.kind for option in model.channel_mixer)
     kind = ask(Question("channel_mixer", kinds, "channel_mixer"))
@@ -189,32 +193,41 @@ def _distinct(outcomes: Sequence[Any], candidates: tuple[T, ...]) -> tuple[tuple
     return few, "" if len(few) == len(candidates) else f"({','.join(map(str, few))})"
 
 
-def _layer(seat: _Seat, depth: float, ask: Ask, built: dict[str, LayerSpec]) -> LayerSpec | None:
+def _layer(
+    seat: _Seat, width: int, depth: float, ask: Ask, built: dict[str, LayerSpec]
+) -> LayerSpec | None:
     """Choose one layer; equal ones are built once."""
 
-    def fill(slot: Slot, path: str) -> LayerSpec | None:
+    def fill(slot: Slot, path: str, width: int | None) -> LayerSpec | None:
         mixers = tuple(option.mixer for option in slot.options)
         mixer = str(ask(Question(seat.named(f"{path}mixer"), mixers, "mixer", depth=depth)))
         if mixer == NO_MIXER:
             return None
         option = slot.options[mixers.index(mixer)]
         inner = f"{path}{mixer}."
-        fields = {
-            key: ask(Question(seat.named(inner + key), values, "field", (mixer,), key, depth))
-            for key, values in option.fields.items()
-        }
-        parts = [fill(part, f"{inner}part{i}.") for i, part in enumerate(option.parts)]
+        parts = [fill(part, f"{inner}part{i}.", None) for i, part in enumerate(option.parts)]
         given = tuple(part for part in parts if part is not None)
+        fields: dict[str, Value] = {}
+        searched = tuple(option.fields.items())
+        for i, (key, values) in enumerate(searched):
+            if width is not None and is_idle(mixer, width, fields, given, searched[i:]):
+                fields[key] = values[0]
+            else:
+                name = seat.named(inner + key)
+                fields[key] = ask(Question(name, values, "field", (mixer,), key, depth))
         known = repr((mixer, fields, given))
         if known not in built:
             built[known] = LayerSpec(mixer=mixer, fields=fields, parts=given)
         return built[known]
 
-    return fill(seat.slot, "")
+    return fill(seat.slot, "", width)
 
 
 def count(model: ModelSpec) -> int:
-    """Number of ways to choose; architectures equal up to inactive choices count once each way."""
+    """Number of ways to choose as written: every value of a field with every value of the others.
+
+    Architectures that can be chosen in several ways count as often.
+    """
     stacks = math.prod(map(_ways, _apart(model.layers)))
     channels = sum(max(1, len(option.ratio)) for option in model.channel_mixer)
     return len(model.width) * len(model.repeat) * stacks * channels

@@ -10,12 +10,12 @@ Shape suffixes: B batch, T tokens, D model width.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from archsearch.space import Parts, Value
+from archsearch.space import Parts
 
 State = dict[str, Tensor]
 """What a mixer keeps of the past, by name; every tensor has the batch as its first dimension."""
@@ -57,15 +57,15 @@ class Mixer(nn.Module):
         parts: Parts = ()
         """The mixers that a composite mixer is made of; such a one has at least two by default."""
 
-        @classmethod
-        def canonical(
-            cls, values: Mapping[str, Value], parts: Parts
-        ) -> tuple[Mapping[str, Value], Parts]:
-            """Write values and parts in the one way that stands for all that compute the same.
+        def canonical(self) -> Self:
+            """The one config that stands for all that make the same module.
 
-            What it returns is written so already. A composite mixer overrides this.
+            Override it where a field makes no difference beside the others, or where two values of
+            one mean the same: return `replace(self, ...)` with the usual value there. Two configs
+            with one canonical form are trained once, so nothing may tell them apart: parameters,
+            outputs, gradients, state, FLOPs. What it returns is canonical already.
             """
-            return values, parts
+            return self
 
         def state_spec(self, context_len: int, dtype: torch.dtype) -> tuple[StateTensor, ...]:
             """Every tensor kept while decoding one sequence of up to `context_len` tokens.

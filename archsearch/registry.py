@@ -19,7 +19,7 @@ from types import ModuleType
 
 from archsearch.errors import FOREIGN_FAULTS, InfeasibleError, PluginError, nearest
 from archsearch.mixer import Mixer
-from archsearch.space import Field, Parts, Value, fields_of
+from archsearch.space import Field, Part, Parts, Value, fields_of
 
 BUILTIN_PACKAGE = "archsearch_plugins"
 ENTRY_POINT_GROUP = "archsearch.mixers"
@@ -175,18 +175,19 @@ def default_parts(name: str) -> Parts:
     return load_mixer(name).Config.parts
 
 
-def canonical(
-    name: str, values: Mapping[str, Value], parts: Parts
-) -> tuple[dict[str, Value], Parts]:
-    """Every field of a mixer and all its parts, defaults filled in, written in the one way."""
+def written_out(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Every field of a mixer by name, defaults filled in and aliases read."""
     defaults = {key: field.default for key, field in mixer_fields(name).items()}
-    filled = defaults | _named(name, values)
-    fields, ordered = load_mixer(name).Config.canonical(filled, parts or default_parts(name))
-    return dict(sorted(fields.items())), ordered
+    return dict(sorted((defaults | _named(name, values)).items()))
+
+
+def part_of(name: str, config: Mixer.Config) -> Part:
+    """The values of all fields of a config."""
+    return Part(name, {key: getattr(config, key) for key in sorted(mixer_fields(name))})
 
 
 def _named(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Values of fields without aliases."""
+    """Values of fields as they are written in hashes."""
     fields = mixer_fields(name)
     return {
         key: fields[key].named(value) if key in fields else value for key, value in values.items()
@@ -216,3 +217,17 @@ def make_config(
         return load_mixer(name).Config(d_model=d_model, parts=parts, **_named(name, values))
     except ValueError as error:
         raise InfeasibleError(f"mixer '{name}': {error}") from error
+
+
+def canonical_config(
+    name: str, d_model: int, values: Mapping[str, Value], parts: Parts = ()
+) -> Mixer.Config | None:
+    """The config that stands for these values and all that make the same module.
+
+    None if the mixer's own rules exclude them or its code fails: a trial of it will say what is
+    wrong.
+    """
+    try:
+        return make_config(name, d_model, values, parts).canonical()
+    except FOREIGN_FAULTS:
+        return None

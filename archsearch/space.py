@@ -91,9 +91,11 @@ class Field:
         return (self.default,) if self.domain is None else self.domain.values
 
     def named(self, value: Value) -> Value:
-        """The value that an alias stands for; any other value as it is."""
+        """The value that an alias or an integer among numbers stands for; any other as it is."""
         if isinstance(self.domain, Choice) and isinstance(value, str):
             return self.domain.aliases.get(value, value)
+        if self.type is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return value + 0.0  # which turns -0.0 round, too
         return value
 
     @property
@@ -133,4 +135,4 @@ def fields_of(config: type) -> Mapping[str, Field]:
         domain = next((note for note in notes if isinstance(note, Choice | Range)), None)
         doc = next((note for note in notes if isinstance(note, str)), "")
         found[field.name] = Field(field.name, kind, field.default, domain, doc)
-    return found
+    return MappingProxyType(found)

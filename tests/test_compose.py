@@ -8,7 +8,7 @@ from spaces import MODELS
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose, count, draw, walk
-from archsearch.model_spec import ChannelOption, ModelSpec, Option, Slot
+from archsearch.model_spec import Block, ChannelOption, ModelSpec, Option, Slot
 from archsearch.space import Value
 
 
@@ -110,3 +110,49 @@ def test_a_layer_left_out_makes_equal_choices_one_architecture() -> None:
     model = ModelSpec(width=(8,), layers=(slot, slot))
     assert count(model) == 4
     assert [len(one.arch.layers) for one in walk(model)] == [0, 1, 2]
+
+
+def asked_for(model: ModelSpec) -> list[set[str]]:
+    """The names asked for on the way to each architecture of a space."""
+    return [set(one.params) for one in walk(model)]
+
+
+def test_a_field_that_makes_no_difference_is_not_asked_for() -> None:
+    maps: dict[str, tuple[Value, ...]] = {
+        "feature_map": ("elu", "performer"),
+        "random_features": (8, 16),
+    }
+    model = ModelSpec(
+        width=(8,), layers=(Slot(options=(Option(mixer="linear_attention", fields=maps),)),)
+    )
+    kind, size = (f"layer0.linear_attention.{name}" for name in maps)
+    assert asked_for(model) == [{kind}, {kind, size}, {kind, size}]
+    assert count(model) == 4, "as written"
+
+
+def test_whether_a_field_makes_a_difference_is_asked_at_each_width() -> None:
+    """A rank of 4 is what 0 means at a width of 64."""
+    slot = Slot(options=(Option(mixer="mamba", fields={"dt_rank": (0, 4)}),))
+    model = ModelSpec(width=(64, 128), layers=(slot,))
+    rank = "layer0.mamba.dt_rank"
+    assert asked_for(model) == [{"width"}, {"width", rank}, {"width", rank}]
+
+
+def test_a_part_chooses_what_may_make_a_difference_at_its_own_width() -> None:
+    part = Slot(options=(Option(mixer="mamba", fields={"dt_rank": (0, 4)}),))
+    other = Slot(options=(Option(mixer="attention"),))
+    option = Option(mixer="parallel", fields={"merge": ("heads",)}, parts=(part, other))
+    model = ModelSpec(width=(64,), layers=(Slot(options=(option,)),))
+    assert len(asked_for(model)) == 2
+
+
+def test_what_is_not_asked_for_in_one_copy_is_tied_in_the_others() -> None:
+    fields: dict[str, tuple[Value, ...]] = {"rope": (False, True), "rope_base": (1e3, 1e4)}
+    slot = Slot(options=(Option(mixer="attention", fields=fields),))
+    model = ModelSpec(width=(8,), layers=(Block(repeat=(2,), layers=(slot,), untied=("rope",)),))
+    found = [one.arch for one in walk(model)]
+    assert len(found) == 1 + 3 * 2
+    bases = [
+        {one.fields["rope_base"] for one in arch.layers if one.fields["rope"]} for arch in found
+    ]
+    assert {len(base) for base in bases} == {0, 1}

@@ -85,18 +85,22 @@ def test_parts_that_are_merged_alike_have_no_order(merge: str) -> None:
 
 
 def test_heads_are_turned_round_with_their_share() -> None:
-    first = layer("parallel", DELTA, ATTENTION, merge="heads", share=0.7)
-    turned = layer("parallel", ATTENTION, DELTA, merge="heads", share=0.3)
-    assert first == turned and first.fields["share"] == 0.3
-    assert first != layer("parallel", DELTA, ATTENTION, merge="heads", share=0.3)
-    three = layer("parallel", WINDOW, DELTA, ATTENTION, merge="heads", share=0.5)
+    def heads(*parts: LayerSpec, share: float) -> LayerSpec:
+        return layer("parallel", *parts, merge="heads", share=share).canonical(16)
+
+    first = heads(DELTA, ATTENTION, share=0.7)
+    assert first == heads(ATTENTION, DELTA, share=0.3) and first.fields["share"] == 5 / 16
+    assert first != heads(DELTA, ATTENTION, share=0.3)
+    assert heads(DELTA, DELTA, share=0.75) == heads(DELTA, DELTA, share=0.25)
+    three = heads(WINDOW, DELTA, ATTENTION, share=0.5)
     assert [part.mixer for part in three.parts] == ["sliding_window", "attention", "gated_delta"]
-    alike = layer("parallel", WINDOW, DELTA, ATTENTION, WINDOW, merge="heads", share=0.25)
+    alike = heads(WINDOW, DELTA, ATTENTION, WINDOW, share=0.25)
     assert [part.mixer for part in alike.parts][:2] == ["attention", "gated_delta"]
 
 
 def test_a_share_counts_with_heads_alone() -> None:
-    assert layer("parallel", ATTENTION, DELTA, share=0.25) == layer("parallel", ATTENTION, DELTA)
+    one, other = (layer("parallel", ATTENTION, DELTA, share=share) for share in (0.25, 0.5))
+    assert one != other and arch(one) == arch(other)
 
 
 def test_what_is_left_out_is_filled_in() -> None:
@@ -178,10 +182,10 @@ def test_every_choice_has_a_name_of_its_own(tmp_path: Path) -> None:
     within = "layer0.parallel"
     assert asked[: len(asked) // 2] == [
         "layer0.mixer",
-        f"{within}.merge",
         f"{within}.part0.sliding_window.window",
         f"{within}.part1.mixer",
         f"{within}.part1.swiglu.ratio",
+        f"{within}.merge",
     ]
     assert len(asked) == len(set(asked))
 

@@ -23,6 +23,7 @@ LAYERS: dict[str, int] = {
             "mixer model_spec yaml_file",
             "registry spec",
             "arch mqar optimiser recipes stopping",
+            "idle",
             "messages execution feed compose display testing kernel_check",
             "records model architectures",
             "cost front store cluster just_read_twice members grouped",

@@ -55,6 +55,19 @@ BAD = [
     ("seed: 1", "seed: yes", 2, "found 'yes'; expected an integer"),
     ("seed: 1", "seed: 1\nseed: 2", 3, "key 'seed' is given twice, on line 2 and on line 3"),
     ("seed: 1", "seed: [1]", 2, "found a list of 1; expected an integer"),
+    (
+        "feature_map: taylor, feature_dim: 8",
+        "feature_map: elu, max_len: [8, 16]",
+        10,
+        "makes no difference with feature_map elu, normalise true, fixed_decay false, head_mix",
+        "leave it out",
+    ),
+    (
+        "- attention\n",
+        "- attention: {rope_base: 1e6}\n",
+        8,
+        "makes no difference with rope false, qk_norm false",
+    ),
     ("width: 32", "width: 32.5", 4, "found 32.5; expected an integer from 1"),
     ("width: 32", "width: true", 4, "found true; expected an integer"),
     ("width: 32", "width: [32, 32]", 4, "32 is given twice in this list"),
@@ -246,6 +259,8 @@ def validator() -> Draft202012Validator:
 READER_ONLY = {
     LATENCY_AFTER,
     "early_stopping: {grace: 0.8}",
+    "feature_map: elu, max_len: [8, 16]",
+    "- attention: {rope_base: 1e6}\n",
     "study: |\n  good",
     "repeat: 200",
     "    - attention: {heads: 3}\n",

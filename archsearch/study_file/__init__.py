@@ -2,8 +2,8 @@
 
 `reading` starts at the top of the file, `model`, `task` and `objectives` read its larger sections,
 `stack` the layers of a model, `mixers` one layer, `fields` what narrows it, in the words of
-`grammar`. `checks` finds limits that leave nothing to search, `schema` says the same grammar to
-editors.
+`grammar`. `idle` finds fields that make no difference, `checks` limits that leave nothing to
+search, and `schema` says the same grammar to editors.
 """
 
 from archsearch.study_file.reading import load_study, plugin_files

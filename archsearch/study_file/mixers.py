@@ -7,14 +7,13 @@ have no parts themselves and are never left out. Layers of one `tie` choose toge
 registry which mixers there are; knows nothing of how layers are stacked.
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from archsearch.arch import NO_MIXER
 from archsearch.errors import PluginError, nearest
 from archsearch.model_spec import Option, Slot
-from archsearch.registry import canonical, default_parts, mixer_fields, mixer_names
+from archsearch.registry import default_parts, mixer_fields, mixer_names
 from archsearch.space import Field, Value
 from archsearch.study_file.fields import candidates
 from archsearch.study_file.grammar import NONE, Cursor, Rejected, check_keys, items, text
@@ -126,8 +125,6 @@ def _option(cursor: Cursor, place: Place, accepts: str, searched: bool) -> Optio
     narrowed, parts = _narrowed(inner, name, fields)
     chosen = {**_declared(fields), **narrowed} if searched else narrowed
     ordered = {field: chosen[field] for field in fields if field in chosen}
-    if parts:
-        _refuse_idle(inner, name, ordered)
     return Option(mixer=name, fields=ordered, parts=parts)
 
 
@@ -151,33 +148,6 @@ def _name_of(cursor: Cursor, place: Place, accepts: str, searched: bool) -> str:
             hint = "; indent the fields below their mixer"
         raise cursor.expected(accepts, hint)
     return names[0]
-
-
-def _refuse_idle(cursor: Cursor, mixer: str, chosen: Mapping[str, tuple[Value, ...]]) -> None:
-    """Note every listed field of a mixer with parts that makes no difference to any choice."""
-    given = cursor.value if isinstance(cursor.value, dict) else {}
-    defaults = {name: field.default for name, field in mixer_fields(mixer).items()}
-    idle = []
-    for name in (name for name in chosen if name in given):
-        others = {key: values for key, values in chosen.items() if key != name}
-        pairs = (
-            (canonical(mixer, {**values, name: own}, ()), canonical(mixer, values, ()))
-            for one in itertools.product(*others.values())
-            for values in [dict(zip(others, one, strict=True))]
-            for own in chosen[name]
-        )
-        if {*chosen[name]} != {defaults[name]} and all(one == other for one, other in pairs):
-            idle.append(name)
-    for name in idle:
-        others = {**{key: (value,) for key, value in defaults.items()}, **chosen}
-        said = ", ".join(
-            f"{key} {' or '.join(map(str, values))}"
-            for key, values in others.items()
-            if key != name
-        )
-        cursor.refuse(f"makes no difference with {said}; leave it out", name, at_key=True)
-    if idle:
-        raise Rejected
 
 
 def _declared(fields: Mapping[str, Field]) -> dict[str, tuple[Value, ...]]:

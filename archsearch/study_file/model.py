@@ -7,6 +7,7 @@ training.
 
 import itertools
 from collections.abc import Iterator
+from functools import reduce
 from typing import get_args
 
 from archsearch.arch import NO_MIXER, ChannelSpec
@@ -29,6 +30,7 @@ from archsearch.study_file.grammar import (
     switch,
     whole,
 )
+from archsearch.study_file.idle import refuse_idle
 from archsearch.study_file.mixers import IN_STACK, ONE_OF, refuse_repeats
 from archsearch.study_file.stack import MAX_LAYERS, check_ties, placed_slots, read_layers
 
@@ -124,7 +126,8 @@ def read_model(cursor: Cursor) -> ModelSpec:
         reason = _excluded(model.width, slot)
         if reason:
             cursor.refuse(f"no choice of this layer can be built: {reason}", *route)
-            complete = False
+        here = reduce(Cursor.at, route, cursor)
+        complete = not reason and refuse_idle(here, slot, model.width) and complete
     if not complete:
         raise Rejected
     return model

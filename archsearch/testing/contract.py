@@ -24,6 +24,7 @@ from archsearch.registry import load_mixer, make_config, mixer_fields
 from archsearch.space import Parts, Value
 from archsearch.testing.flops import decoding_flops
 from archsearch.testing.measure import forward, gradients, rms, rounding_changes, tensors_of
+from archsearch.testing.sameness import complaints
 
 BATCH = 3
 LENGTHS = (1, 7, 33)
@@ -290,6 +291,11 @@ class MixerContract:
             self._expect(config.flops(7) > 0, f"{chosen}: flops(7) is {config.flops(7)}")
         self._expect(built > 0, f"no corner of the declared ranges fits width {self.width}")
 
+    def test_equal_configs_have_one_canonical_form(self) -> None:
+        config, x_BTD = self._build().config, _inputs(LENGTHS[-1], self.width)
+        for complaint in complaints(self.mixer, config, self._build_one, x_BTD):
+            self._expect(False, complaint)
+
     @property
     def _who(self) -> str:
         named = [f"{name}={value}" for name, value in self.fields.items()]
@@ -299,6 +305,9 @@ class MixerContract:
 
     def _build(self, seed: int = 0, reference: bool = False) -> Mixer:
         config = make_config(self.mixer, self.width, self.fields, self.parts)
+        return self._build_one(config, seed, reference)
+
+    def _build_one(self, config: Mixer.Config, seed: int = 0, reference: bool = False) -> Mixer:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             module = load_mixer(self.mixer)(config)

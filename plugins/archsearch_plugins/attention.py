@@ -20,8 +20,8 @@ Shape suffixes: B batch, T tokens, L room of the cache, D model width, H query h
 heads, K head size.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 from archsearch_kernels.attention import attention
@@ -52,10 +52,6 @@ class Attention(Mixer):
         def __post_init__(self) -> None:
             if self.heads < 1 or self.d_model % self.heads:
                 raise ValueError(f"heads is {self.heads}; it must divide the width {self.d_model}")
-            if self.kv_heads == self.heads:
-                raise ValueError(
-                    f"kv_heads is {self.kv_heads}, as many as heads; write 0 for one for each"
-                )
             if self.kv_heads < 0 or self.heads % self.groups:
                 raise ValueError(
                     f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}"
@@ -67,6 +63,13 @@ class Attention(Mixer):
                 )
             if self.rope_base < 1:
                 raise ValueError(f"rope_base is {self.rope_base:g}; it must be at least 1")
+
+        def canonical(self) -> Self:
+            return replace(
+                self,
+                kv_heads=0 if self.kv_heads == self.heads else self.kv_heads,
+                rope_base=self.rope_base if self.rope else BASE,
+            )
 
         @property
         def groups(self) -> int:

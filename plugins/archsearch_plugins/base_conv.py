@@ -24,8 +24,8 @@ Shape suffixes: B batch, T tokens, D model width, C channels of the convolution,
 tokens.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -59,11 +59,9 @@ class BaseConv(Mixer):
                 raise ValueError(f"form is '{self.form}'; it must be one of: {', '.join(FORMS)}")
             if self.expand < 1:
                 raise ValueError(f"expand is {self.expand}; it must be at least 1")
-            if self.form == "zoology" and self.expand != EXPAND:
-                raise ValueError(
-                    f"expand is {self.expand}, but the form zoology has no inner width; "
-                    f"leave it at {EXPAND}"
-                )
+
+        def canonical(self) -> Self:
+            return self if self.form == "based" else replace(self, expand=EXPAND)
 
         @property
         def channels(self) -> int:

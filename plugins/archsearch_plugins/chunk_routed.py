@@ -54,8 +54,8 @@ value sizes, C channels, J taps, P = J - 1 tokens carried in, W values of all he
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -134,33 +134,35 @@ class ChunkRouted(Mixer):
                 if getattr(self, name) < 1:
                     raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
             for name, allowed in NAMED.items():
-                if getattr(self, name) not in allowed:
-                    raise ValueError(
-                        f"{name} is '{getattr(self, name)}'; it must be one of {', '.join(allowed)}"
-                    )
+                if (given := getattr(self, name)) not in allowed:
+                    raise ValueError(f"{name} is '{given}'; it must be one of {', '.join(allowed)}")
             if self.inside == "softmax" and not self.decay_through:
                 raise ValueError("inside is softmax, so decay_through must be true: else no decay")
             if self.conv < 0 or self.conv == 1:
                 raise ValueError(f"conv is {self.conv}; it must be 0 or at least 2")
-            if self.groups < 0 or self.groups == self.heads or self.heads % self.routes:
-                raise ValueError(
-                    f"groups is {self.groups}; it must be 0 or divide {self.heads}, and be less"
-                )
+            if self.groups < 0 or self.heads % self.routes:
+                raise ValueError(f"groups is {self.groups}; it must be 0 or divide {self.heads}")
             if self.head_dim % ((1 + self.rope) * self.split):
                 raise ValueError(
-                    f"split is {self.split}; it must divide head_dim (with rope, its half), which "
-                    f"is {self.head_dim}"
+                    f"split is {self.split}; it must divide head_dim {self.head_dim} (rope: half)"
                 )
             for name in ("max_kv_chunks", "penalty"):
-                if not 0 <= getattr(self, name) < math.inf:
-                    raise ValueError(
-                        f"{name} is {getattr(self, name):g}; it must be 0 or more, and finite"
-                    )
+                if not 0 <= (number := getattr(self, name)) < math.inf:
+                    raise ValueError(f"{name} is {number:g}; it must be 0 or more, and finite")
             most = self.kv_share_max if self.penalty else 1.0
             for name, limit in (("kv_share_max", 1.0), ("kv_share_target", most)):
                 share, of = getattr(self, name), ", the kv_share_max" if limit < 1 else ""
                 if not 0 <= share <= limit:
                     raise ValueError(f"{name} is {share:g}; it must be 0 to {limit:g}{of}")
+
+        def canonical(self) -> Self:
+            all_kept = not self.penalty and self.kv_share_target >= self.kv_share_max
+            return replace(
+                self,
+                groups=0 if self.groups == self.heads else self.groups,
+                weights_from="query" if self.weights == "none" else self.weights_from,
+                kv_share_target=max(0.5, self.kv_share_max) if all_kept else self.kv_share_target,
+            )
 
         @property
         def routes(self) -> int:

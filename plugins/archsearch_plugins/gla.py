@@ -31,8 +31,8 @@ Shape suffixes: B batch, T tokens, D model width, H heads, K key size, V value s
 head (K or 1), C channels of the convolution or of all values, J taps, P = J - 1 tokens carried in.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,15 @@ class GatedLinear(Mixer):
                     f"heads is {self.heads}; it must divide the {self.keys} keys and "
                     f"{self.values} values"
                 )
+
+        def canonical(self) -> Self:
+            usual = type(self)
+            learned = self.gate in ("channel", "scalar")
+            return replace(
+                self,
+                gate_rank=self.gate_rank if self.gate == "channel" else usual.gate_rank,
+                gate_temperature=self.gate_temperature if learned else usual.gate_temperature,
+            )
 
         @property
         def keys(self) -> int:

@@ -41,8 +41,8 @@ Shape suffixes: B batch, T tokens, D model width, H heads, K feature dimension, 
 features, P random features.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 from archsearch_kernels import taylor_linear_attention
@@ -88,17 +88,24 @@ class LinearAttention(Mixer):
             for name in ("feature_dim", "random_features", "max_len"):
                 if getattr(self, name) < 1:
                     raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-            if not self.compact and self.feature_map != "taylor":
-                raise ValueError(
-                    f"compact is false, but feature_map is {self.feature_map}; "
-                    "only taylor has another form"
-                )
-            feature_size(self.map_name, self.feature_dim)
+            feature_size(self.feature_map, self.feature_dim)
+
+        def canonical(self) -> Self:
+            usual, used = type(self), self.feature_map
+            return replace(
+                self,
+                compact=self.compact if used == "taylor" else usual.compact,
+                random_features=self.random_features
+                if used == "performer"
+                else usual.random_features,
+                max_len=self.max_len if used == "cosformer" else usual.max_len,
+            )
 
         @property
         def map_name(self) -> str:
             """The kernel's name for the map and its form."""
-            return self.feature_map if self.compact else f"{self.feature_map}_full"
+            full = self.feature_map == "taylor" and not self.compact
+            return f"{self.feature_map}_full" if full else self.feature_map
 
         @property
         def features(self) -> int:

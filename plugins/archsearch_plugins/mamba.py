@@ -31,8 +31,8 @@ step sizes, J taps, P = J - 1 tokens.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -166,6 +166,10 @@ class Mamba(Mixer):
         def channels(self) -> int:
             """Channels that keep states."""
             return self.expand * self.d_model
+
+        def canonical(self) -> Self:
+            usual = replace(self, dt_rank=0)
+            return usual if usual.rank == self.rank else self
 
         @property
         def rank(self) -> int:

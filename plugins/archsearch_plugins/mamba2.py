@@ -29,8 +29,8 @@ a head, J taps, P = J - 1 tokens carried in.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,10 @@ class Mamba2(Mixer):
         def channels(self) -> int:
             """Channels of all heads."""
             return self.expand * self.d_model
+
+        def canonical(self) -> Self:
+            usual = replace(self, head_dim=0)
+            return usual if usual.head_size == self.head_size else self
 
         @property
         def head_size(self) -> int:

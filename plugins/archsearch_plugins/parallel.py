@@ -22,7 +22,7 @@ it `heads` of a window of 8 and linear attention recall 0.1 on `tiny` at 1e-2, a
 
 Parts that are merged alike have no order, so that one layer has one hash: they are sorted, `share`
 is turned round if that swaps two parts of `heads`, and the first of more than two stays there.
-`share` counts with `heads` alone.
+`share` counts with `heads` alone, and is what the rounded width of the first part is of the whole.
 
 State is the union of the parts' states: tensor `memory` of the first part is `0.memory`. The gains,
 or W_out, write to the residual stream, and nothing else does. Gains start at 0.5, w at 0, W_in and
@@ -33,10 +33,10 @@ Shape suffixes: B batch, T tokens, D model width, N parts, U width of one part.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Self
 
 import torch
 from archsearch_kernels.precision import accumulator
@@ -44,8 +44,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from archsearch.mixer import Mixer, State, StateRange, StateTensor
-from archsearch.registry import default_parts, load_mixer, make_config
-from archsearch.space import Choice, Part, Parts, Value
+from archsearch.registry import default_parts, load_mixer, make_config, part_of
+from archsearch.space import Choice, Part, Parts
 
 INITIAL_GAIN = 0.5
 """Of what is written to the residual stream; other mixers start near it.
@@ -56,8 +56,6 @@ of three seeds, four pairs) with gains of 0.5, 0.72 with 1, and 0.20 with 0.1.
 
 NORM_EPSILON = 1e-8
 """Added to means of squares: attention of width 16 starts with outputs of 4e-4 and more."""
-
-_DIGITS = 9  # of a share that is turned round, so that 1 - 0.7 is 0.3
 
 
 class Parallel(Mixer):
@@ -94,20 +92,19 @@ class Parallel(Mixer):
                 )
             assert self.configs  # so that what their own rules exclude is known now
 
-        @classmethod
-        def canonical(
-            cls, values: Mapping[str, Value], parts: Parts
-        ) -> tuple[Mapping[str, Value], Parts]:
-            if values["merge"] != "heads":
-                return {**values, "share": cls.share}, tuple(sorted(parts, key=_order))
-            share = float(values["share"])
-            if len(parts) > 2:
-                alike = abs(share * len(parts) - 1) < 10**-_DIGITS
-                first = () if alike else parts[:1]
-                return values, (*first, *sorted(parts[len(first) :], key=_order))
-            ordered = tuple(sorted(parts, key=_order))
-            turned = ordered != parts
-            return {**values, "share": round(1 - share, _DIGITS) if turned else share}, ordered
+        def canonical(self) -> Self:
+            parts = tuple(
+                part_of(part.mixer, config.canonical())
+                for part, config in zip(self.parts, self.configs, strict=True)
+            )
+            if self.merge != "heads":
+                return replace(self, share=type(self).share, parts=tuple(sorted(parts, key=_order)))
+            placed = list(zip(parts, self.widths, strict=True))
+            is_apart = len(parts) > 2 and self.widths[0] != self.widths[1]
+            begun = placed[:1] if is_apart else []
+            placed = begun + sorted(placed[len(begun) :], key=lambda one: (_order(one[0]), one[1]))
+            share = placed[0][1] / self.d_model
+            return replace(self, share=share, parts=tuple(part for part, _width in placed))
 
         @property
         def widths(self) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ N(0, 0.02^2); the published start differs by depth, which a mixer does not know.
 Shape suffixes: B batch, T tokens, D model width, F inner width.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ class RwkvChannel(Mixer):
                 raise ValueError(
                     f"ratio {self.ratio:g} of width {self.d_model} leaves no inner feature"
                 )
+
+        def canonical(self) -> Self:
+            return replace(self, ratio=self.inner / self.d_model)
 
         @property
         def inner(self) -> int:

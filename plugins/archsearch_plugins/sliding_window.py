@@ -20,8 +20,8 @@ Shape suffixes: B batch, T tokens, W slots of the ring, D model width, H query h
 heads, K head size.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 from archsearch_kernels.norm import rms_norm
@@ -55,10 +55,6 @@ class SlidingWindow(Mixer):
                 raise ValueError(f"window is {self.window}; it must be at least 1")
             if self.heads < 1 or self.d_model % self.heads:
                 raise ValueError(f"heads is {self.heads}; it must divide the width {self.d_model}")
-            if self.kv_heads == self.heads:
-                raise ValueError(
-                    f"kv_heads is {self.kv_heads}, as many as heads; write 0 for one for each"
-                )
             if self.kv_heads < 0 or self.heads % self.groups:
                 raise ValueError(
                     f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}"
@@ -70,6 +66,15 @@ class SlidingWindow(Mixer):
                 )
             if self.rope_base < 1:
                 raise ValueError(f"rope_base is {self.rope_base:g}; it must be at least 1")
+
+        def canonical(self) -> Self:
+            rope = self.rope and self.window > 1  # the weight of a lone token is 1 in any case
+            return replace(
+                self,
+                kv_heads=0 if self.kv_heads == self.heads else self.kv_heads,
+                rope=rope,
+                rope_base=self.rope_base if rope else BASE,
+            )
 
         @property
         def groups(self) -> int:

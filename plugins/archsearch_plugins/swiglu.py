@@ -9,8 +9,8 @@ Looks at one position at a time and keeps no state: it follows every sequence mi
 Shape suffixes: D model width, F inner width; ... any leading dimensions.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ class SwiGlu(Mixer):
                 raise ValueError(
                     f"ratio {self.ratio:g} of width {self.d_model} leaves no inner feature"
                 )
+
+        def canonical(self) -> Self:
+            return replace(self, ratio=self.inner / self.d_model)
 
         @property
         def inner(self) -> int:

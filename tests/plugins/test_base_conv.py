@@ -66,7 +66,6 @@ def test_counted_state_holds_one_token_more_than_is_kept() -> None:
 REFUSED: list[tuple[dict[str, Value], str]] = [
     ({"form": "gated"}, "form is 'gated'; it must be one of: zoology, based"),
     ({"form": "based", "expand": 0}, "expand is 0; it must be at least 1"),
-    ({"expand": 4}, "expand is 4, but the form zoology has no inner width; leave it at 2"),
 ]
 
 

@@ -16,7 +16,7 @@ REFUSED: list[tuple[str, int, dict[str, Value], str]] = [
     ("attention", 32, {"heads": 0}, "heads is 0; it must divide the width 32"),
     ("attention", 32, {"heads": 4, "kv_heads": 3}, "kv_heads is 3; it must divide heads,"),
     ("attention", 32, {"heads": 4, "kv_heads": -2}, "kv_heads is -2; it must divide heads,"),
-    ("attention", 32, {"heads": 2, "kv_heads": 2}, "as many as heads; write 0 for one for each"),
+    ("attention", 32, {"heads": 2, "kv_heads": 4}, "kv_heads is 4; it must divide heads,"),
     ("attention", 12, {"heads": 4, "rope": True}, "width 12 / 4 heads gives 3"),
     ("sliding_window", 32, {"window": 0}, "window is 0; it must be at least 1"),
     ("sliding_window", 32, {"heads": 5}, "heads is 5; it must divide the width 32"),

@@ -356,7 +356,7 @@ def test_state_range_spans_no_chunk_to_all() -> None:
     ("fields", "words"),
     [
         ({"chunk": 0}, "chunk is 0"),
-        ({"groups": 2}, "groups is 2; it must be 0 or divide 2, and be less"),
+        ({"groups": 4}, "groups is 4; it must be 0 or divide 2"),
         ({"heads": 4, "groups": 3}, "groups is 3"),
         ({"split": 3}, "split is 3; it must divide head_dim"),
         ({"split": 8, "rope": True}, "split is 8"),

@@ -34,6 +34,7 @@ HOST = "step_reads_nothing_back"
 FLOPS = "flops_are_close_to_a_count"
 POPULATION = "population_equals_separate_modules"
 CORNERS = "every_corner_builds_or_says_why_not"
+FORMS = "equal_configs_have_one_canonical_form"
 
 SPEC = '(StateTensor("memory", (self.d_model,), accumulator(dtype)),)'
 SPARE = (
@@ -46,6 +47,13 @@ INNER = "        self.inner ="
 VALUE = "self.inner(x_BTD).to(compute)"
 RESULT = "return self.out(memory_BTD.to(x_BTD.dtype))"
 RULE = "            if self.half_life < 1:"
+DECAY = "        @property\n        def decay"
+IMPORT = "from dataclasses import dataclass"
+CANONICAL = """\
+        def canonical(self) -> "RunningMean.Config":
+            return replace(self, half_life=%s)
+
+"""
 FORWARD_OF = """\
     def forward(self, x_BTD: Tensor) -> Tensor:
         y_BTD = self.mix(x_BTD, self.init_state(len(x_BTD), 1, x_BTD.dtype, x_BTD.device))[0]
@@ -171,6 +179,18 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"4 * self.d_model**2": "8 * self.d_model**2"},
         {FLOPS},
     ),
+    "a field makes no difference": (
+        {RULE: RULE.replace("1:", "self.spare:"), DECAY: "        spare: int = 1\n\n" + DECAY},
+        {FORMS},
+    ),
+    "a field that matters is left out of the canonical form": (
+        {IMPORT: IMPORT + ", replace", DECAY: CANONICAL % "8" + DECAY},
+        {FORMS},
+    ),
+    "a canonical form has another one": (
+        {IMPORT: IMPORT + ", replace", DECAY: CANONICAL % "2 * self.half_life" + DECAY},
+        {FORMS},
+    ),
     "a corner of the ranges breaks": (
         {RULE: "            1 // (self.half_life - 32)\n" + RULE},
         {CORNERS},
@@ -239,4 +259,4 @@ def test_pytest_collects_the_contract_as_the_guide_says(tmp_path: Path) -> None:
     (tmp_path / "test_running_mean.py").write_text(EXAMPLE_TEST)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert "16 passed" in out.stdout, out.stdout + out.stderr
+    assert "17 passed" in out.stdout, out.stdout + out.stderr

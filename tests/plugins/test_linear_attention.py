@@ -268,7 +268,6 @@ def test_published_state_sizes_come_out() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"compact": False, "feature_map": "elu"}, "only taylor has another form"),
         ({"random_features": 0}, "random_features is 0; it must be at least 1"),
         ({"max_len": 0}, "max_len is 0; it must be at least 1"),
     ],

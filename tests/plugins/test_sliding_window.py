@@ -86,7 +86,6 @@ def test_counted_state_is_the_window(window: int, elements: int) -> None:
 
 
 REFUSED: list[tuple[dict[str, Value], str]] = [
-    ({"heads": 2, "kv_heads": 2}, "as many as heads; write 0 for one for each"),
     ({"heads": 4, "kv_heads": 3}, "kv_heads is 3; it must divide heads, which is 4"),
     ({"rope_base": 0.0}, "rope_base is 0; it must be at least 1"),
 ]
