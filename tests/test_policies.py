@@ -32,7 +32,7 @@ LAYERS: dict[str, int] = {
             "checkpoint",
             "trial tracking progress gate export locate browse catalogue",
             "propose checks",
-            "coordinator preview bench_trials",
+            "coordinator preview bench_trials bench_kernels",
             "launch",
             "cli",
             "__main__",

@@ -1,5 +1,7 @@
 """Measurements, with peers beside: `archsearch bench ...`."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -47,4 +49,28 @@ def trials(
     if execution not in ways:
         raise UsageError(f"--execution is {execution}; accepted: eager, captured, compiled")
     values = bench_values(load_study(study), start, epochs, plain_epochs, ways[execution])
+    print_json(values) if as_json else typer.echo(bench_text(values))
+
+
+@bench.command()
+def kernels(
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu; cuda where there is one if left out.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Cases whose name contains this.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Our kernels and installed peers against the floor, with the error of each beside its time."""
+    import torch
+
+    from archsearch.bench_kernels import bench_text, bench_values
+
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen not in ("cuda", "cpu"):
+        raise UsageError(f"--device is {chosen}; accepted: cuda, cpu")
+    progress = partial(typer.echo, err=True)
+    values = bench_values(chosen, only, progress)
+    if out is not None:
+        out.write_text(json.dumps(values, indent=1) + "\n")
     print_json(values) if as_json else typer.echo(bench_text(values))
