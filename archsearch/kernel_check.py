@@ -6,11 +6,15 @@ the reference makes in the same dtype, plus a rounding band. Errors are root mea
 to the truth. Knows nothing of studies, models or mixers.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+import archsearch_kernels
 import torch
 from archsearch_kernels import REFERENCE, Call, Family, Sizes, families, family
 from torch import Tensor
@@ -101,10 +105,7 @@ def require(
     Raises:
         KernelRefusedError: there is no such family or backend, or its numbers differ.
     """
-    try:
-        verdict = _verdict(name, backend, str(device), tuple(head_sizes), dtype)
-    except LookupError as error:
-        raise KernelRefusedError(str(error)) from error
+    verdict = find_verdict(name, backend, device, head_sizes, dtype)
     if verdict is not None and not verdict.ok:
         raise KernelRefusedError(
             f"kernel '{name}', backend '{backend}' differs from its reference on {verdict.device} "
@@ -112,6 +113,52 @@ def require(
             f"{verdict.gradient_error:.3g} in gradients; {verdict.tolerance:.3g} is allowed for "
             f"{verdict.worst}. Choose another backend: {', '.join(family(name).backends)}"
         )
+
+
+def find_verdict(
+    name: str,
+    backend: str,
+    device: torch.device | str,
+    head_sizes: Iterable[int],
+    dtype: torch.dtype,
+) -> KernelVerdict | None:
+    """Check one backend once in a process; None for the reference.
+
+    Raises:
+        KernelRefusedError: there is no such family or backend.
+    """
+    try:
+        return _verdict(name, backend, str(device), tuple(head_sizes), dtype)
+    except LookupError as error:
+        raise KernelRefusedError(str(error)) from error
+
+
+def check_key(
+    name: str, backend: str, device_model: str, head_sizes: Iterable[int], dtype: torch.dtype
+) -> str:
+    """Hash of all that a verdict depends on: with the same key it need not be sought again."""
+    shapes = f"head sizes {tuple(head_sizes)}, tokens {TOKENS}"
+    parts = (name, backend, device_model, shapes, str(dtype), *library_versions().values())
+    return hashlib.sha256("\n".join((*parts, source_hash())).encode()).hexdigest()[:32]
+
+
+def library_versions() -> dict[str, str]:
+    """Of what kernels are written in."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    return {"torch": torch.__version__, "triton": triton}
+
+
+@cache
+def source_hash() -> str:
+    """Of all kernels, which share code, and of this check."""
+    files = [*Path(archsearch_kernels.__path__[0]).rglob("*.py"), Path(__file__)]
+    digest = hashlib.sha256()
+    for path in sorted(files, key=lambda one: one.parts[-2:]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

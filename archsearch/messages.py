@@ -1,8 +1,9 @@
 """What the coordinator and its workers say to each other, and what is kept of it. Plain JSON.
 
-A worker gets one `TrialRequest` and answers with a stream of events: `Started`, a `Rung` per
-evaluation on the selection split, then `Evaluated` (with trained weights) and `Profiled`; or one
-`Stopped` after a rung, or one `Failed`. Knows nothing of Ray, Optuna, MLflow or the database.
+A worker gets one `TrialRequest` and answers with a stream of events: `Started`, a `Checked` per
+kernel not known to be right there, a `Rung` per evaluation on the selection split, then `Evaluated`
+(with trained weights) and `Profiled`; or one `Stopped` after a rung, or one `Failed`. Knows nothing
+of Ray, Optuna, MLflow or the database.
 """
 
 import hashlib
@@ -92,6 +93,8 @@ class TrialRequest(_Message):
     """CPU threads that torch may use; results on the CPU are the same for one number of them."""
     peers: Peers | None = None
     """None if the trial trains to its end."""
+    kernels_passed: tuple[str, ...] = ()
+    """Keys of the checks of kernels that need not be repeated."""
 
     def decide(self, rung: "Rung") -> Decision:
         """Whether training goes on after a rung, and why."""
@@ -223,6 +226,24 @@ class Started(_Message):
     device_model: str
 
 
+class Checked(_Message):
+    """A kernel was compared with its reference. Errors are relative; null if they are infinite."""
+
+    kind: Literal["checked"] = "checked"
+    key: str
+    """Of all that the verdict depends on, as from `kernel_check.check_key`."""
+    family: str
+    backend: str
+    device_model: str
+    dtype: str
+    ok: bool
+    forward_error: float | None
+    gradient_error: float | None
+    tolerance: float
+    worst: str
+    versions: dict[str, str]
+
+
 class Evaluated(_Message):
     """Training is done. `weights` is a safetensors file of the best member at the chosen rate."""
 
@@ -255,9 +276,10 @@ class Failed(_Message):
     traceback: str = ""
 
 
-Event = Annotated[
-    Started | Rung | Evaluated | Profiled | Stopped | Failed, Field(discriminator="kind")
-]
+Progress = Started | Checked | Rung
+"""Events that are no result: what they say is of no use once the attempt is given up."""
+
+Event = Annotated[Progress | Evaluated | Profiled | Stopped | Failed, Field(discriminator="kind")]
 _events: TypeAdapter[Event] = TypeAdapter(Event)
 
 

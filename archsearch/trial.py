@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from archsearch_kernels import REFERENCE
 from safetensors.torch import save
 
 from archsearch import __version__
@@ -26,10 +27,17 @@ from archsearch.errors import (
     InfeasibleError,
     KernelRefusedError,
 )
-from archsearch.kernel_check import HEAD_SIZES, require
+from archsearch.kernel_check import (
+    HEAD_SIZES,
+    check_key,
+    find_verdict,
+    library_versions,
+    require,
+)
 from archsearch.members import members_of
 from archsearch.memory import members_together
 from archsearch.messages import (
+    Checked,
     Evaluated,
     Evaluation,
     Event,
@@ -62,7 +70,8 @@ _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
 
 
 def run_trial(request: TrialRequest) -> Iterator[Event]:
-    """Yield `Started`, a `Rung` per evaluation, `Evaluated`, `Profiled`, as far as it is wanted.
+    """Yield `Started`, a `Checked` per kernel that is not known to be right here, a `Rung` per
+    evaluation, `Evaluated`, `Profiled`, as far as it is wanted.
 
     Or end with `Stopped` after a rung, or with `Failed`.
     """
@@ -83,9 +92,7 @@ def _run(request: TrialRequest) -> Iterator[Event]:
         add_plugin_source(plugin.name, plugin.source)
     dtype = compute_dtype(request.train.precision)
     backends = resolve_backends(request.arch, request.device, dtype)
-    for family, backend in backends.items():
-        sizes = (request.arch.width,) if family == HEAD else HEAD_SIZES
-        require(family, backend, request.device, sizes, dtype)
+    yield from _check(request, backends, dtype)
     if request.train_wanted:
         was_stopped = yield from _train(request, backends)
         if was_stopped or not request.profile_wanted:
@@ -100,6 +107,34 @@ def _run(request: TrialRequest) -> Iterator[Event]:
             backends,
         )
     )
+
+
+def _check(
+    request: TrialRequest, backends: Mapping[str, str], dtype: torch.dtype
+) -> Iterator[Checked]:
+    """Compare kernels with their references, but for those known to agree on such a device."""
+    model = device_model(request.device)
+    for family, backend in backends.items():
+        sizes = (request.arch.width,) if family == HEAD else HEAD_SIZES
+        key = check_key(family, backend, model, sizes, dtype)
+        if backend == REFERENCE or key in request.kernels_passed:
+            continue
+        verdict = find_verdict(family, backend, request.device, sizes, dtype)
+        assert verdict is not None
+        yield Checked(
+            key=key,
+            family=family,
+            backend=backend,
+            device_model=model,
+            dtype=verdict.dtype,
+            ok=verdict.ok,
+            forward_error=verdict.forward_error,
+            gradient_error=verdict.gradient_error,
+            tolerance=verdict.tolerance,
+            worst=verdict.worst,
+            versions=library_versions(),
+        )
+        require(family, backend, request.device, sizes, dtype)
 
 
 def _train(request: TrialRequest, backends: dict[str, str]) -> Generator[Event, None, bool]:

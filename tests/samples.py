@@ -17,7 +17,7 @@ from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.compose import draw
 from archsearch.cost import state_bytes
 from archsearch.errors import FailureClass
-from archsearch.messages import Evaluation, LatencyPoint, MemberResult, Profile, Rung
+from archsearch.messages import Checked, Evaluation, LatencyPoint, MemberResult, Profile, Rung
 from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.records import StudyRecord, TrialRecord, TrialState
 from archsearch.spec import (
@@ -274,3 +274,20 @@ def _verdict(store: Store, trial: TrialRecord) -> Verdict:
             evaluation_id=put_evaluation(connection, evaluation, "", ""),
             profile_id=put_profile(connection, trial.profile, f"sample{trial.number}"),
         )
+
+
+def checked(ok: bool) -> Checked:
+    """What a pretended check of a kernel found."""
+    return Checked(
+        key="right" if ok else "wrong",
+        family="attention",
+        backend="mine",
+        device_model="pretended device",
+        dtype="float32",
+        ok=ok,
+        forward_error=0.0 if ok else None,
+        gradient_error=0.0,
+        tolerance=1e-6,
+        worst="output 0",
+        versions={},
+    )

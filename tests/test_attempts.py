@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import sqlalchemy as sa
+from samples import checked
 from service_cases import Watcher, check_books
 from stub_trials import pretended_recall, run_stub, stub_study
 
@@ -93,6 +95,18 @@ class Beating(PlayedCluster):
         return list(told(self.request.token, run_stub(self.request)))[1:]
 
 
+class Checking(PlayedCluster):
+    """Every trial checks two kernels, of which one is right; keeps what trials are told."""
+
+    heard: ClassVar[list[tuple[str, ...]]] = []
+
+    def play(self, request: TrialRequest) -> Iterator[Arrival]:
+        self.heard.append(request.kernels_passed)
+        yield Up(request.token)
+        yield from (Answer(request.token, checked(ok)) for ok in (True, False))
+        yield from list(told(request.token, run_stub(request)))[1:]
+
+
 def play(
     spec: StudySpec, cluster: type[PlayedCluster], monkeypatch: pytest.MonkeyPatch
 ) -> StudyOutcome:
@@ -134,3 +148,15 @@ def test_a_worker_that_shows_signs_of_life_keeps_its_lease(
     for attempt in tried:
         assert attempt.lease_until is not None and attempt.device_seconds > 0
         assert attempt.device_model == "pretended device"
+
+
+def test_kernels_are_checked_until_they_have_passed_whatever_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checking, "heard", [])
+    assert play(stub_study(tmp_path), Checking, monkeypatch).last.complete == 6
+    first, *others = Checking.heard
+    assert first == () and set(others) == {("right",)}
+    later = stub_study(tmp_path, "later", {"another": "recipe"})
+    assert play(later, Checking, monkeypatch).last.complete == 6
+    assert Checking.heard[6:] and set(Checking.heard[6:]) == {("right",)}

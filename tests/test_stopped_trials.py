@@ -7,7 +7,16 @@ from test_trial import ARCH, TRAIN, events_of, request
 
 from archsearch.errors import SpecError
 from archsearch.members import members_of
-from archsearch.messages import Evaluated, Peers, Profiled, Rung, Started, Stopped, TrialRequest
+from archsearch.messages import (
+    Checked,
+    Evaluated,
+    Peers,
+    Profiled,
+    Rung,
+    Started,
+    Stopped,
+    TrialRequest,
+)
 from archsearch.spec import EarlyStopping, Objective, StudySpec
 from archsearch.study_file import load_study
 
@@ -85,7 +94,7 @@ def test_a_rule_that_could_stop_nothing_is_refused(tmp_path: Path, more: str, sa
 
 
 def test_a_trial_is_stopped_by_its_own_worker() -> None:
-    started, rung, stopped = events_of(held_against(GOOD))
+    started, *_checks, rung, stopped = events_of(held_against(GOOD))
     assert isinstance(started, Started) and isinstance(rung, Rung)
     assert isinstance(stopped, Stopped)
     assert stopped.rung == rung.rung == 0
@@ -99,7 +108,7 @@ def test_a_trial_is_stopped_by_its_own_worker() -> None:
 )
 def test_a_trial_that_is_not_beaten_trains_to_its_end(asked: TrialRequest) -> None:
     kinds = [type(event) for event in events_of(asked)]
-    assert kinds == [Started, Rung, Rung, Rung, Evaluated, Profiled]
+    assert kinds == [Started, Checked, Checked, Rung, Rung, Rung, Evaluated, Profiled]
 
 
 def test_peers_are_no_part_of_what_a_result_is_kept_under() -> None:

@@ -14,6 +14,7 @@ from archsearch.cost import state_bytes
 from archsearch.errors import FailureClass, KernelRefusedError
 from archsearch.execution import Launcher
 from archsearch.messages import (
+    Checked,
     Evaluated,
     Evaluation,
     Event,
@@ -30,6 +31,7 @@ from archsearch.messages import (
 )
 from archsearch.model import LanguageModel
 from archsearch.mqar import generate
+from archsearch.profile import device_model
 from archsearch.registry import forget_plugin_file, mixer_names
 from archsearch.spec import Execution, MqarSpec, Segment, TrainSpec
 from archsearch.trial import chosen_rate, run_trial
@@ -100,7 +102,7 @@ def test_a_trial_starts_reports_rungs_scores_and_profiles() -> None:
     asked = request()
     events = events_of(asked)
     kinds = [type(event) for event in events]
-    assert kinds == [Started, Rung, Rung, Evaluated, Profiled]
+    assert kinds == [Started, Checked, Checked, Rung, Rung, Evaluated, Profiled]
     evaluation = evaluation_of(events)
     assert evaluation.rungs == tuple(event for event in events if isinstance(event, Rung))
     assert (evaluation.arch_hash, evaluation.recipe_hash) == (ARCH.arch_hash, asked.recipe_hash)
@@ -165,7 +167,7 @@ def test_the_same_request_gives_the_same_score_and_weights() -> None:
 
 def test_only_the_profile_is_made_where_training_is_not_wanted() -> None:
     kinds = [type(event) for event in events_of(request(train_wanted=False))]
-    assert kinds == [Started, Profiled]
+    assert kinds == [Started, Checked, Checked, Profiled]
 
 
 def member(rate: float, seed: int, selection: float, report: float) -> MemberResult:
@@ -315,10 +317,33 @@ def test_a_backend_that_differs_is_refused_before_training(
 
     monkeypatch.setattr(trial, "require", refuse)
     events = events_of(request())
-    assert [type(event) for event in events] == [Started, Failed]
+    assert [type(event) for event in events] == [Started, Checked, Failed]
     failed = events[-1]
     assert isinstance(failed, Failed) and failed.failure is FailureClass.KERNEL_REFUSED
     assert "'sdpa' differs" in failed.message
+
+
+def test_kernels_that_have_passed_on_such_a_device_are_not_checked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = [event for event in events_of(request()) if isinstance(event, Checked)]
+    assert [(one.family, one.backend, one.ok) for one in checked] == [
+        ("attention", "sdpa", True),
+        ("head_loss", "blocked", True),
+    ]
+    assert {one.device_model for one in checked} == {device_model("cpu")}
+    passed = tuple(one.key for one in checked)
+
+    def find(family: str, *_: object) -> None:
+        raise KernelRefusedError(f"{family} is checked")
+
+    monkeypatch.setattr(trial, "find_verdict", find)
+    known = [type(event) for event in events_of(request(kernels_passed=passed))]
+    assert known == [Started, Rung, Rung, Evaluated, Profiled]
+    assert "head_loss is checked" in failure_of(request(kernels_passed=passed[:1])).message
+    other = TRAIN.model_copy(update={"precision": "bf16"})
+    failed = failure_of(request(kernels_passed=passed, train=other))
+    assert "attention is checked" in failed.message
 
 
 def test_a_full_disk_says_nothing_about_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:

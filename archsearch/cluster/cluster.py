@@ -20,7 +20,7 @@ from archsearch.cluster.connection import connect, words
 from archsearch.cluster.nodes import Node, Nodes
 from archsearch.cluster.worker import ALIVE, RUN_TRIAL
 from archsearch.errors import FailureClass, ServiceError
-from archsearch.messages import Failed, Rung, Started, TrialRequest, read_event
+from archsearch.messages import Failed, Progress, TrialRequest, read_event
 from archsearch.spec import ResourcesSpec
 
 LOOK_S = 2.0
@@ -248,7 +248,7 @@ class Cluster:
             return Gone(token, FailureClass.PLUGIN_ERROR, message)
         if isinstance(event, Failed) and event.failure.is_retried:
             self._note_lost(attempt, event.message)
-        elif not isinstance(event, Started | Rung):
+        elif not isinstance(event, Progress):
             assert attempt.node_id is not None
             self._nodes.note_well(attempt.node_id)
         return Answer(token, event)

@@ -20,11 +20,13 @@ from archsearch.coordinator.peers import peers_of
 from archsearch.errors import FailureClass
 from archsearch.measures import profile_spec
 from archsearch.messages import (
+    Checked,
     Evaluated,
     Failed,
     PluginFile,
     Profile,
     Profiled,
+    Progress,
     Rung,
     Started,
     Stopped,
@@ -36,8 +38,10 @@ from archsearch.store.results import (
     KnownProfile,
     find_evaluation,
     find_profile,
+    kernels_passed,
     plain,
     put_profile,
+    put_verdict,
 )
 
 WAIT_S = 0.5
@@ -96,6 +100,7 @@ class Loop:
         self._changed = changed
         self._attempts: Counter[int] = Counter()
         self._lookahead = WINDOW * cluster.slots
+        self._kernels_passed = kernels_passed(desk.ledger.database)
         self._profile = profile_spec(desk.spec, cluster.is_exclusive)
 
     @property
@@ -211,6 +216,7 @@ class Loop:
             execution=spec.resources.execution,
             threads=spec.resources.cpus,
             peers=peers_of(spec, self.desk.book, entry),
+            kernels_passed=tuple(sorted(self._kernels_passed)),
         )
 
     def _submit(self, entry: Entry) -> None:
@@ -255,7 +261,7 @@ class Loop:
             return
         flight = self.flights.get(arrival.token)
         if flight is None:
-            if isinstance(arrival, Answer) and not isinstance(arrival.event, Started | Rung):
+            if isinstance(arrival, Answer) and not isinstance(arrival.event, Progress):
                 late = {k: v for k, v in plain(arrival.event).items() if k != "weights"}
                 self.desk.ledger.note_late_answer(arrival.token, late)
             return
@@ -277,6 +283,11 @@ class Loop:
             flight.started = event
             ledger.note_started(answer.token, event)
             self._note_device(flight, event)
+        elif isinstance(event, Checked):
+            with ledger.writing() as connection:
+                put_verdict(connection, event)
+            if event.ok:
+                self._kernels_passed.add(event.key)
         elif isinstance(event, Rung):
             flight.rungs.append(event)
             if not flight.confirms:

@@ -1,8 +1,9 @@
-"""Evaluations and profiles: results that belong to architectures, whatever study asked for them.
+"""Results that belong to no one study: evaluations, profiles, checks of kernels.
 
 An evaluation is keyed by architecture and recipe (data, training, seed, code); a profile by
 architecture, device model and the way it was measured. The first result of a key stays: a second
-one is the same work done twice, and what was told of it should not change.
+one is the same work done twice, and what was told of it should not change. Of a kernel's checks the
+last one stays: one that failed is repeated, one that passed is not.
 """
 
 import json
@@ -15,9 +16,9 @@ import sqlalchemy as sa
 from pydantic import BaseModel
 from sqlalchemy.dialects import postgresql, sqlite
 
-from archsearch.messages import Evaluation, Profile
+from archsearch.messages import Checked, Evaluation, Profile
 from archsearch.store.database import Database
-from archsearch.store.tables import evaluations, profiles
+from archsearch.store.tables import evaluations, kernel_verdicts, profiles
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,32 @@ def put_profile(connection: sa.Connection, profile: Profile, profile_key: str) -
     return _put(connection, profiles, key, {"profile": plain(profile)})
 
 
+def put_verdict(connection: sa.Connection, checked: Checked) -> None:
+    """Store what a check of a kernel found."""
+    found = {"ok": checked.ok, "verdict": plain(checked), "created_at": datetime.now(UTC)}
+    insert = _insert(connection, kernel_verdicts).values(key=checked.key, **found)
+    connection.execute(insert.on_conflict_do_update(index_elements=["key"], set_=found))
+
+
+def kernels_passed(database: Database) -> set[str]:
+    """Keys of all checks that kernels have passed."""
+    statement = sa.select(kernel_verdicts.c.key).where(kernel_verdicts.c.ok)
+    with database.reading() as connection:
+        return set(connection.scalars(statement))
+
+
 def _put(
     connection: sa.Connection, table: sa.Table, key: Mapping[str, str], rest: Mapping[str, Any]
 ) -> int:
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     values = {**key, **rest, "created_at": datetime.now(UTC)}
-    connection.execute(dialect.insert(table).values(values).on_conflict_do_nothing())
+    connection.execute(_insert(connection, table).values(values).on_conflict_do_nothing())
     same = [table.c[name] == value for name, value in key.items()]
     row: int = connection.scalars(sa.select(table.c.id).where(*same)).one()
     return row
+
+
+def _insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    """Of the dialect: SQLAlchemy's own knows no conflicts."""
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(table)
+    return postgresql.insert(table)

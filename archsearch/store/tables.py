@@ -1,4 +1,4 @@
-"""Tables of the database: what is kept of studies, trials, attempts, evaluations and profiles.
+"""Tables of the database: what is kept of studies, trials, attempts and results.
 
 Their names begin with `archsearch_`, because Optuna's own tables live at the same URL. Times are
 UTC; SQLite keeps no zone, so `UtcDateTime` adds it on the way out. Big plain values (architectures,
@@ -92,6 +92,16 @@ profiles = Table(
     Column("profile", JSON, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("arch_hash", "device_model", "profile_key", name="uq_archsearch_profiles"),
+)
+
+kernel_verdicts = Table(
+    "archsearch_kernel_verdicts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("key", String(64), nullable=False, unique=True),
+    Column("ok", Boolean, nullable=False),
+    Column("verdict", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
 )
 
 trials = Table(

@@ -1,12 +1,15 @@
 """The check of kernels passes what is right and refuses each planted fault, with both numbers."""
 
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import archsearch_kernels
 import pytest
 import torch
 from archsearch_kernels import Family, families, family
@@ -14,7 +17,14 @@ from torch import Tensor
 
 from archsearch import kernel_check
 from archsearch.errors import KernelRefusedError
-from archsearch.kernel_check import check, check_kernels, require
+from archsearch.kernel_check import (
+    check,
+    check_kernels,
+    check_key,
+    library_versions,
+    require,
+    source_hash,
+)
 
 Result = tuple[Tensor, Tensor | None]
 
@@ -191,3 +201,36 @@ def test_every_backend_is_checked_in_every_dtype() -> None:
     }
     assert {(v.family, v.backend, v.dtype) for v in verdicts} == expected
     assert all(verdict.ok for verdict in verdicts)
+
+
+def test_a_verdict_is_kept_for_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("attention", "sdpa", "some device", (16, 20), torch.float32)
+    keys = {check_key(*asked)}
+    assert keys == {check_key(*asked)}
+    others = ("short_conv", "chunked", "another device", (16,), torch.bfloat16)
+    for place, other in enumerate(others):
+        changed: list[Any] = list(asked)
+        changed[place] = other
+        keys.add(check_key(*changed))
+    for name, other_function in (
+        ("source_hash", lambda: "edited"),
+        ("library_versions", lambda: {"torch": torch.__version__, "triton": "0.0"}),
+        ("library_versions", lambda: {"torch": "0.0", "triton": library_versions()["triton"]}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel_check, name, other_function)
+            keys.add(check_key(*asked))
+    assert len(keys) == 9
+
+
+def test_the_hash_of_kernels_follows_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "archsearch_kernels"
+    shutil.copytree(archsearch_kernels.__path__[0], copy)
+    before = source_hash()
+    monkeypatch.setattr(archsearch_kernels, "__path__", [str(copy)])
+    assert source_hash.__wrapped__() == before, "wherever they are installed"
+    with (copy / "attention" / "sdpa.py").open("a") as file:
+        file.write("# edited")
+    assert source_hash.__wrapped__() != before
