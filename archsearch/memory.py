@@ -82,8 +82,11 @@ def available_bytes(device: torch.device) -> int:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        used = torch.cuda.memory_allocated(device)
+        free, whole = torch.cuda.mem_get_info(device)
+        # A process that shares its GPU may have less than is free: others are about to take theirs.
+        share = int(torch.cuda.get_per_process_memory_fraction(device) * whole)
+        return min(free + torch.cuda.memory_reserved(device) - used, share - used)
     if not _MEMINFO.exists():
         return 2**63 - 1  # a system that does not say; nothing is split there
     lines = _MEMINFO.read_text().splitlines()

@@ -102,6 +102,15 @@ def test_a_limit_of_the_container_counts(tmp_path: object, monkeypatch: pytest.M
     assert available_bytes(CPU) > 2**60
 
 
+def test_a_share_of_a_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1000 bytes, 900 are free and 20 are reserved and not used; a quarter is ours."""
+    numbers = {"memory_allocated": 10, "memory_reserved": 30, "mem_get_info": (900, 1000)}
+    for share, expected in ((1.0, 0.9 * 920), (0.25, 0.9 * 240)):
+        for name, value in {**numbers, "get_per_process_memory_fraction": share}.items():
+            monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
+        assert available_bytes(torch.device("cuda")) == int(expected)
+
+
 def request() -> TrialRequest:
     return TrialRequest(
         study="s",
