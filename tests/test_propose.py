@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from stub_trials import changed, pretended_recall, stub_study
 
 from archsearch.arch import ArchSpec
-from archsearch.compose import Assignment, count, draw, walk
+from archsearch.compose import Assignment, compose, count, draw, walk
 from archsearch.coordinator.book import Book, Entry
 from archsearch.coordinator.nexts import STUCK_LARGE, Nexts
 from archsearch.cost import state_bytes
@@ -35,6 +36,7 @@ from archsearch.propose.sampler import Proposal, Proposer, distribution_of, reso
 from archsearch.propose.told import Told, told_of
 from archsearch.records import TrialState
 from archsearch.registry import load_mixer
+from archsearch.space import Value
 from archsearch.spec import Limit, Objective, StudySpec
 from archsearch.store.database import engine_options
 
@@ -92,6 +94,42 @@ def test_going_on_proposes_what_one_run_proposes(sampler: dict[str, Any]) -> Non
             given = number % 5 == 4
             one = proposer.take(whole[number - 1].params) if given else proposer.ask()
             assert one.arch == whole[number].arch, number
+
+
+def spelled_twice() -> StudySpec:
+    """A study of two layers that may be left out, so that one alone can be either of them."""
+    fields: dict[str, tuple[Value, ...]] = {"window": (1, 4), "heads": (1, 2)}
+    maybe = Slot(options=(Option(mixer="none"), Option(mixer="sliding_window", fields=fields)))
+    model = ModelSpec(width=(8,), layers=(maybe, maybe))
+    return SPEC.model_copy(update={"model": model, "limits": ()})
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler["name"])
+def test_an_architecture_is_proposed_with_the_same_decisions_every_time(
+    sampler: dict[str, Any],
+) -> None:
+    spec = spelled_twice()
+    trials = 14 if sampler["name"] == "gp" else 40
+    proposer, found = Proposer(spec, sampler), list[Proposal]()
+    for number in range(trials):
+        found.append(proposer.ask())
+        size = float(state_bytes(found[-1].arch, 32, torch.float32))
+        proposer.tell(number, Told("complete", (0.5, size), {"mixer_rules": 0.0}))
+    spellings: dict[str, dict[str, Value]] = {}
+    for one in found:
+        assert spellings.setdefault(one.arch.arch_hash, one.params) == one.params
+        assert draw_again(spec, one.params) == one.arch
+    assert any("respelled" in one.notes for one in found)
+    again = Proposer(spec, sampler)
+    for number, old in enumerate(json.loads(json.dumps([[p.params, p.notes] for p in found[:-1]]))):
+        assert again.place(*old).arch == found[number].arch
+        size = float(state_bytes(found[number].arch, 32, torch.float32))
+        again.tell(number, Told("complete", (0.5, size), {"mixer_rules": 0.0}))
+    assert again.ask().arch == found[-1].arch
+
+
+def draw_again(spec: StudySpec, params: Mapping[str, Value]) -> ArchSpec:
+    return compose(spec.model, lambda name, _candidates: params[name])
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler["name"])

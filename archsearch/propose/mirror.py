@@ -73,10 +73,11 @@ class Mirror:
         Args:
             notes: what to show beside it: our number, the architecture in one line, its hash.
         """
+        distributions = distributions_of(self._spec.model, params)
         template = create_trial(
             state=TrialState.RUNNING,
-            params=dict(params),
-            distributions=distributions_of(self._spec.model, params),
+            params={name: params[name] for name in distributions},
+            distributions=distributions,
             user_attrs=dict(notes),
         )
         with _service_errors():

@@ -31,7 +31,8 @@ EVOLUTION = "evolution"
 """The sampler that is ours, not Optuna's."""
 _NAME = "proposals"
 Notes = dict[str, dict[str, Any]]
-"""Optuna's system attributes that a proposal set: on its `trial` and on the `study`."""
+"""Optuna's system attributes that a proposal set: on its `trial` and on the `study`. And as
+`respelled` what the sampler had decided, if other decisions led to that architecture before."""
 
 
 def resolve_sampler(spec: StudySpec) -> dict[str, Any]:
@@ -91,13 +92,18 @@ class Proposer:
             directions=[objective.direction for objective in spec.objectives],
         )
         self._study_id = self._storage.get_study_id_from_name(_NAME)
-        self._count = 0
+        self._numbers: list[int] = []
+        """Optuna's number of each trial."""
+        self._made = 0
+        """Optuna's trials."""
+        self._spellings: dict[str, dict[str, Value]] = {}
+        """By architecture: the decisions that led to it first."""
         self._evolution = Evolution(spec) if sampler["name"] == EVOLUTION else None
 
     def ask(self) -> Proposal:
-        """Propose the next trial."""
+        """Propose the next trial; what was proposed before comes with the same decisions."""
         if self._evolution is not None:
-            return self.take(self._evolution.propose(_seed(self._spec.seed, self._count)))
+            return self.take(self._evolution.propose(_seed(self._spec.seed, len(self._numbers))))
         return self._ask()
 
     def make_sampler(self, seed: int) -> BaseSampler:
@@ -105,10 +111,11 @@ class Proposer:
         return _make_sampler(self._sampler, seed)
 
     def _ask(self) -> Proposal:
-        self._study.sampler = self.make_sampler(_seed(self._spec.seed, self._count))
+        self._study.sampler = self.make_sampler(_seed(self._spec.seed, len(self._numbers)))
         before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
-        assert trial.number == self._count
+        assert trial.number == self._made
+        self._made += 1
 
         def choose(name: str, candidates: tuple[Value, ...]) -> Value:
             return _suggest(trial, name, candidates)
@@ -116,12 +123,18 @@ class Proposer:
         arch = compose(self._spec.model, choose)
         after = self._storage.get_study_system_attrs(self._study_id)
         noted = self._storage.get_trial(
-            self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._count)
+            self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
         )
-        self._note(arch, trial.params)
         new = {key: value for key, value in after.items() if before.get(key) != value}
         notes = {"trial": dict(noted.system_attrs), "study": new}
-        return Proposal(arch, dict(trial.params), notes)
+        params = dict(trial.params)
+        first = self._spellings.get(arch.arch_hash, params)
+        if first != params:  # a failed trial is what no sampler learns from
+            tell(self._study, self._storage, self._study_id, trial.number, Told("fail"))
+            self._place(first, notes)
+            notes["respelled"] = params
+        self._note(arch, first)
+        return Proposal(arch, dict(first), notes)
 
     def take(self, params: Mapping[str, Value]) -> Proposal:
         """Propose an architecture that is not of the sampler's making."""
@@ -130,23 +143,32 @@ class Proposer:
 
     def place(self, params: Mapping[str, Value], notes: Notes) -> Proposal:
         """Put a stored trial back, as it was proposed."""
-        distributions = distributions_of(self._spec.model, params)
         arch = compose(self._spec.model, lambda name, _candidates: params[name])
         for key, value in notes.get("study", {}).items():
             self._storage.set_study_system_attr(self._study_id, key, value)
+        if "respelled" in notes:
+            self._place(notes["respelled"], {}, TrialState.FAIL)
+        self._place(params, notes)
+        self._note(arch, params)
+        return Proposal(arch, dict(params), notes)
+
+    def _place(
+        self, params: Mapping[str, Value], notes: Notes, state: TrialState = TrialState.RUNNING
+    ) -> None:
+        distributions = distributions_of(self._spec.model, params)
         self._study.add_trial(
             create_trial(
-                state=TrialState.RUNNING,
-                params=dict(params),
+                state=state,
+                params={name: params[name] for name in distributions},
                 distributions=distributions,
                 system_attrs=notes.get("trial", {}),
             )
         )
-        self._note(arch, params)
-        return Proposal(arch, dict(params), notes)
+        self._made += 1
 
     def _note(self, arch: ArchSpec, params: Mapping[str, Value]) -> None:
-        self._count += 1
+        self._numbers.append(self._made - 1)
+        self._spellings.setdefault(arch.arch_hash, dict(params))
         if self._evolution is not None:
             self._evolution.add(arch, params)
 
@@ -154,7 +176,7 @@ class Proposer:
         """End a trial, so that later proposals learn from it."""
         if self._evolution is not None:
             self._evolution.tell(number, told)
-        tell(self._study, self._storage, self._study_id, number, told)
+        tell(self._study, self._storage, self._study_id, self._numbers[number], told)
 
 
 def distributions_of(model: ModelSpec, params: Mapping[str, Value]) -> dict[str, BaseDistribution]:
