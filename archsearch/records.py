@@ -4,15 +4,20 @@ The store returns these; the front, the report, MLflow and the command line are 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from archsearch.arch import ArchSpec
 from archsearch.errors import FailureClass
 from archsearch.messages import Evaluation, PluginFile, Profile, Rung
+from archsearch.space import Value
 from archsearch.spec import StudySpec
+
+STARTS = "starts"
+"""Key, beside the sampler's own, of what a study borrowed from others when it began."""
 
 
 class TrialState(StrEnum):
@@ -171,9 +176,15 @@ class StudyRecord:
     """Device that the first trial ran on; latencies of one study come from one device model."""
     plugins: tuple[PluginFile, ...] = ()
     """One-off mixer files of the study, by content."""
-    sampler: dict[str, object] = field(default_factory=dict)
+    sampler: dict[str, Any] = field(default_factory=dict)
     """What the sampler setting was resolved to when the study began."""
     request: Request | None = None
     """What its coordinator is asked for."""
     device_seconds: float = 0.0
     """Of all attempts so far."""
+
+    @property
+    def starts(self) -> Sequence[Sequence[Mapping[str, Value]]]:
+        """Decisions that lead to the trials of other studies that it begins with, by study."""
+        starts: Sequence[Sequence[Mapping[str, Value]]] = self.sampler.get(STARTS, ())
+        return starts

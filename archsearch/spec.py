@@ -169,6 +169,14 @@ CORNERS = ("smallest", "middle", "largest")
 """Places of the space, by state bytes, that a search can begin with."""
 
 
+class StudyStart(Frozen):
+    """Trials of another study in the same database, to begin a search with."""
+
+    study: str
+    trials: tuple[int, ...] = ()
+    """Numbers; empty for its front."""
+
+
 class EarlyStopping(Frozen):
     """Which trials are stopped before their training ends; see `stopping`."""
 
@@ -188,8 +196,8 @@ class SearchSpec(Frozen):
     """Seconds of all trials together, times what each asks for: GPUs, or CPU cores if no GPU."""
     failures: int | None = None
     """Failed trials that end the study."""
-    warm_start: tuple[str, ...] = ()
-    """Corners of the space, or published architectures projected into it."""
+    warm_start: tuple[str | StudyStart, ...] = ()
+    """Corners of the space, published architectures, trials of other studies; these projected."""
     early_stopping: EarlyStopping | None = Field(default=None, exclude_if=lambda rule: rule is None)
     """None: every trial trains to its end."""
     confirm: int = 0

@@ -198,6 +198,7 @@ BAD = [
     ("sampler: random", "sampler: randon", 22, "expected one of auto, evolution", "mean 'random'?"),
     ("time: 30m", "time: 30", 22, "found 30; expected a duration with its unit, such as 90s"),
     ("time: 30m", "time: 30x", 22, "unknown unit 'x'"),
+    ("time: 30m", "warm_start: [{study: a, trial: 3}]", 22, "'trial'", "mean 'trials'?"),
     ("time: 30m", "warm_start: [smalest]", 22, "found 'smalest'", "mean 'smallest'?"),
     ("time: 30m", "early_stopping: hyperband", 22, "found 'hyperband'; expected none, asha, or a"),
     ("time: 30m", "early_stopping: {reduction: 1}", 22, "found 1; expected a number above 1"),

@@ -15,7 +15,7 @@ from archsearch.errors import SpecError
 from archsearch.model_spec import ChannelOption
 from archsearch.recipes import RECIPES
 from archsearch.registry import default_parts, mixer_fields, mixer_names
-from archsearch.spec import JustReadTwice, Limit, Metric, Objective, StudySpec
+from archsearch.spec import JustReadTwice, Limit, Metric, Objective, StudySpec, StudyStart
 from archsearch.study_file import load_study, study_schema
 from archsearch.yaml_file import read_yaml
 
@@ -42,7 +42,7 @@ objectives:
   recall: maximize
   state_bytes: {minimize: {context: 64}}
 limits: {parameters: 2M, state_bytes: 512KiB}
-search: {sampler: random, trials: 8, time: 30m, warm_start: [smallest]}
+search: {sampler: random, trials: 8, time: 30m, warm_start: [smallest, {study: old}]}
 resources: {gpus: 1/2, cpus: 1, device: H200}
 tracking: {mlflow: none}
 """
@@ -74,7 +74,10 @@ def test_a_study_is_read_as_written(tmp_path: Path) -> None:
         Limit(metric="state_bytes", maximum=524_288, context=64),
         Limit(metric="parameters", maximum=2_000_000),
     )
-    assert (spec.search.time_s, spec.search.warm_start) == (1800.0, ("smallest",))
+    assert (spec.search.time_s, spec.search.warm_start) == (
+        1800.0,
+        ("smallest", StudyStart(study="old")),
+    )
     assert (spec.resources.gpus, spec.resources.device) == (0.5, "H200")
     assert spec.tracking.mlflow is None
 

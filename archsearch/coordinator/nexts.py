@@ -1,4 +1,4 @@
-"""What is proposed next: corners of the space first, then the sampler, beside it what is new.
+"""What is proposed next: what the study begins with first, then the sampler, beside it what is new.
 
 Duplicates and infeasible architectures cost nothing and count for nothing, but a sampler can stick
 to them (a model-based one does: what was best is what it proposes). So a duplicate is followed by
@@ -10,7 +10,7 @@ trials so far alone.
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from archsearch.compose import Assignment, count
 from archsearch.coordinator.book import Book
@@ -27,22 +27,32 @@ _LOOKED_AT = 100
 
 
 class Nexts:
-    """Gives the next proposal of one study."""
+    """Gives the next proposal of one study.
 
-    def __init__(self, spec: StudySpec, proposer: Proposer, book: Book) -> None:
+    Args:
+        borrowed: decisions that lead to the trials of other studies that it begins with.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        proposer: Proposer,
+        book: Book,
+        borrowed: Sequence[Sequence[Mapping[str, Value]]] = (),
+    ) -> None:
         self._spec = spec
         self._proposer = proposer
         self._book = book
         self._is_small = count(spec.model) <= SMALL
         self._left: list[Assignment] | None = None
-        wanted = len(spec.search.warm_start)
-        self._corners = warm_start(spec) if len(book) < wanted else []
+        most = len(spec.search.warm_start) + sum(map(len, borrowed))
+        self._starts = warm_start(spec, borrowed) if len(book) < most else []
 
     def next(self) -> Proposal | None:
         """The next proposal; None if there is nothing new left to propose."""
         number = len(self._book)
-        if number < len(self._corners):
-            return self._proposer.take(self._corners[number].params)
+        if number < len(self._starts):
+            return self._proposer.take(self._starts[number].params)
         stuck = self._book.free_in_a_row
         if not stuck:
             return self._proposer.ask()

@@ -5,9 +5,11 @@ wrong on the way, the lease is given back and a local Ray is stopped.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from archsearch.cluster import RUN_TRIAL, Cluster
+from archsearch.coordinator.borrowing import borrowed
 from archsearch.coordinator.confirming import Confirming
 from archsearch.coordinator.desk import Desk
 from archsearch.coordinator.heartbeat import Heartbeat
@@ -22,8 +24,9 @@ from archsearch.messages import PluginFile
 from archsearch.propose.corners import largest
 from archsearch.propose.mirror import Mirror
 from archsearch.propose.sampler import Proposer, resolve_sampler
-from archsearch.records import Request, TrialState
+from archsearch.records import STARTS, Request, TrialState
 from archsearch.snapshot import INTERRUPTED, Observer, Publisher, Snapshot, StudyOutcome
+from archsearch.space import Value
 from archsearch.spec import StudySpec
 from archsearch.store import Store
 from archsearch.store.claim import claim
@@ -69,7 +72,7 @@ def run_study(
     """
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(spec.tracking.storage, create=True))
-        ledger = claim(store, spec, plugins, resolve_sampler(spec))
+        ledger = claim(store, spec, plugins, _resolved(store, spec))
         study = store.study(spec.study)
         heartbeat = Heartbeat(ledger, study.seconds_run, spec.search)
         stack.enter_context(_held(ledger, heartbeat))
@@ -82,6 +85,7 @@ def run_study(
         interrupts = Interrupts()
         run = _Run(desk, plugins, heartbeat, _Listener(observer, interrupts), publisher)
         run.used_before_s = study.device_seconds
+        run.starts = study.starts
         run.showing.reference = dict(study.reference)
         if repaired:
             run.showing.show(None, "; ".join(repaired))
@@ -90,6 +94,12 @@ def run_study(
         reason = run.drive(interrupts, address, trial_function, study.device_model)
         interrupts.wanted = True  # from here on, one more Ctrl-C ends the process
         return run.finish(reason, tuple(repaired))
+
+
+def _resolved(store: Store, spec: StudySpec) -> dict[str, Any]:
+    """What the settings of the search come to when a study begins; it keeps that from then on."""
+    starts = [] if spec.study in store.studies() else borrowed(store, spec)
+    return resolve_sampler(spec) | ({STARTS: starts} if starts else {})
 
 
 @contextlib.contextmanager
@@ -162,6 +172,7 @@ class _Run:
         self._publisher = publisher
         self._is_paused = False
         self.used_before_s = 0.0
+        self.starts: Sequence[Sequence[Mapping[str, Value]]] = ()
         self._loop: Loop | None = None
         self._confirming = Confirming(desk.spec, desk.book)
         self.showing = Showing(desk.spec, desk.book, heartbeat, observer)
@@ -183,7 +194,7 @@ class _Run:
         is_timed = bool(self._desk.spec.latencies)
         with contextlib.closing(Cluster(resources, address, trial_function, is_timed)) as cluster:
             interrupts.install()  # Ray puts its own handlers in place
-            nexts = Nexts(self._desk.spec, self._desk.proposer, self._desk.book)
+            nexts = Nexts(self._desk.spec, self._desk.proposer, self._desk.book, self.starts)
             loop = Loop(
                 self._desk,
                 cluster,

@@ -7,7 +7,7 @@ Everything is a function of the study alone.
 import contextlib
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from archsearch.arch import ArchSpec
 from archsearch.architectures import project, published_architecture
@@ -17,7 +17,7 @@ from archsearch.errors import FOREIGN_FAULTS
 from archsearch.gate import is_excluded
 from archsearch.model_spec import ModelSpec
 from archsearch.space import Value
-from archsearch.spec import CORNERS, MEASURED_AFTER_TRAINING, StudySpec
+from archsearch.spec import CORNERS, MEASURED_AFTER_TRAINING, StudySpec, StudyStart
 
 SMALL = 10_000
 """Ways to choose up to which a space is walked through."""
@@ -75,8 +75,14 @@ def _size(arch: ArchSpec, spec: StudySpec) -> int:
         return -1  # a proposal of it will say what is wrong
 
 
-def warm_start(spec: StudySpec) -> list[Assignment]:
-    """The architectures that a study asks to begin with, each once, in the order asked for."""
+def warm_start(
+    spec: StudySpec, borrowed: Sequence[Sequence[Mapping[str, Value]]] = ()
+) -> list[Assignment]:
+    """The architectures that a study asks to begin with, each once, in the order asked for.
+
+    Args:
+        borrowed: for each other study that is named, decisions that lead to its trials.
+    """
     if not spec.search.warm_start:
         return []
     by_size = sample(spec)
@@ -85,12 +91,21 @@ def warm_start(spec: StudySpec) -> list[Assignment]:
     in_order = (by_size, [by_size[index] for index in from_middle], by_size[::-1])
     orders = dict(zip(CORNERS, in_order, strict=True))
     found: dict[str, Assignment] = {}
-    for name in spec.search.warm_start:
-        order = orders[name] if name in CORNERS else [_projected(name, spec)]
-        one = next((one for one in order if not is_excluded(one.arch, spec)), None)
-        if one is not None:
+    others = iter(borrowed)
+    for start in spec.search.warm_start:
+        if isinstance(start, StudyStart):
+            order = [_of_params(spec.model, params) for params in next(others, ())]
+        else:
+            order = orders[start] if start in CORNERS else [_projected(start, spec)]
+        wanted = len(order) if isinstance(start, StudyStart) else 1
+        feasible = (one for one in order if not is_excluded(one.arch, spec))
+        for one in itertools.islice(feasible, wanted):
             found.setdefault(one.arch.arch_hash, one)
     return list(found.values())
+
+
+def _of_params(model: ModelSpec, params: Mapping[str, Value]) -> Assignment:
+    return Assignment(compose(model, lambda name, _candidates: params[name]), params)
 
 
 def _projected(name: str, spec: StudySpec) -> Assignment:

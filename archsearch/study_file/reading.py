@@ -21,6 +21,7 @@ from archsearch.spec import (
     ResourcesSpec,
     SearchSpec,
     StudySpec,
+    StudyStart,
     TrackingSpec,
 )
 from archsearch.stopping import why_never
@@ -89,9 +90,29 @@ _GPUS = scalar(
     },
     _parse_gpus,
 )
+_ANY_TEXT = text("text")
 _SAMPLERS = get_args(SearchSpec.model_fields["sampler"].annotation)
 _STARTS = (*CORNERS, *architecture_names())
-_ANY_TEXT = text("text")
+_OF_STUDY = section(
+    (
+        Key("study", _ANY_TEXT, "Another study in the same database.", required=True),
+        Key("trials", listing(whole(0)), "Its trials, by number; those of its front by default."),
+    )
+)
+_START_ACCEPTS = f"one of {', '.join(_STARTS)}, or a mapping such as {{study: another-study}}"
+
+
+def _read_start(cursor: Cursor) -> str | StudyStart:
+    if isinstance(cursor.value, dict):
+        return StudyStart.model_validate(_OF_STUDY.read(cursor))
+    if not isinstance(cursor.value, str) or cursor.value not in _STARTS:
+        raise cursor.expected(_START_ACCEPTS, nearest(cursor.value, _STARTS))
+    return cursor.value
+
+
+_START: Kind[str | StudyStart] = Kind(
+    _START_ACCEPTS, {"anyOf": [{"enum": list(_STARTS)}, _OF_STUDY.schema]}, _read_start
+)
 _ASHA = "asha"
 _RULE = EarlyStopping()
 _STOPPING = section(
@@ -142,7 +163,7 @@ SEARCH = section(
             field="device_time_s",
         ),
         Key("failures", whole(1, 10**7), "Failed trials after which no trial starts."),
-        Key("warm_start", listing(choice(_STARTS)), "Architectures to begin with."),
+        Key("warm_start", listing(_START), "Architectures to begin with."),
         Key(
             "early_stopping",
             Kind(

@@ -10,13 +10,13 @@ from stub_trials import DEVICE_MODEL, changed, pretended_recall, stub_study
 
 from archsearch.compose import walk
 from archsearch.coordinator.nexts import STUCK_SMALL
-from archsearch.errors import StudyRefusedError
-from archsearch.front import hypervolume_of
+from archsearch.errors import StudyRefusedError, UsageError
+from archsearch.front import hypervolume_of, ranked
 from archsearch.gate import gate
 from archsearch.messages import PluginFile
 from archsearch.model_spec import ModelSpec, Option, Slot
 from archsearch.records import TrialState
-from archsearch.spec import Limit, StudySpec
+from archsearch.spec import Limit, StudySpec, StudyStart
 from archsearch.store import Store
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -181,6 +181,44 @@ def test_warm_start_comes_first(tmp_path: Path) -> None:
     sizes = sorted(gate(one.arch, spec).metrics["state_bytes"] for one in walk(spec.model))
     first, second = (trial.metrics["state_bytes"] for trial in stored(spec)[:2])
     assert (first, second) == (sizes[0], sizes[-1])
+
+
+def test_a_study_begins_with_the_front_of_another(tmp_path: Path) -> None:
+    """Looked up once: what the other study finds later changes nothing."""
+    run(changed(stub_study(tmp_path, "one"), "search", sampler="random"), trials=8)
+    with Store(stub_study(tmp_path).tracking.storage) as store:
+        ranks = ranked(store.study("one"), store.trials("one"))
+    front = [trial.arch.arch_hash for trial, rank in ranks if rank == 0]
+    assert 1 < len(front) < 8
+    worst = next(trial for trial, rank in ranks if rank > 0)
+    starts = (
+        StudyStart(study="one", trials=(worst.number,)),
+        "smallest",
+        StudyStart(study="one"),
+    )
+    two = changed(stub_study(tmp_path, "two"), "search", warm_start=starts, sampler="random")
+    run(two, trials=2)
+    run(changed(stub_study(tmp_path, "one"), "search", sampler="random"), trials=16)
+    run(two, trials=len(front) + 3)
+    found = proposed(two)
+    assert found[0] == worst.arch.arch_hash
+    first = dict.fromkeys([found[0], found[1], *front])
+    assert found[: len(first)] == [*first]
+    check_books(two)
+
+
+def test_a_study_that_is_not_there_cannot_be_begun_with(tmp_path: Path) -> None:
+    run(stub_study(tmp_path, "one"), trials=2)
+    nothing = (Limit(metric="state_bytes", maximum=1),)
+    run(one_slot(stub_study(tmp_path, "empty")).model_copy(update={"limits": nothing}))
+    for start, said in (
+        (StudyStart(study="on"), "no study 'on' in .*; did you mean 'one'\\?"),
+        (StudyStart(study="one", trials=(9,)), "study 'one' has no trial 9; it has numbers 0 to 1"),
+        (StudyStart(study="empty"), "study 'empty' has no complete trial within its limits yet"),
+    ):
+        two = changed(stub_study(tmp_path, "two"), "search", warm_start=(start,))
+        with pytest.raises(UsageError, match=said):
+            run(two)
 
 
 def test_results_are_reused_by_another_study(tmp_path: Path) -> None:
