@@ -7,6 +7,7 @@ which limits of a study an architecture breaks. Knows nothing of training.
 
 import json
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from numbers import Real
 
@@ -25,6 +26,11 @@ from archsearch.spec import (
     Metric,
     StudySpec,
 )
+from archsearch.units import format_bytes
+
+LARGEST = 2**38
+"""Bytes that parameters or the state of one sequence may take. No device holds more, and a model
+that cannot be trained must not begin to fill a machine's memory."""
 
 _UNITS = {"state_bytes": "bytes", "parameters": "parameters", "flops_per_token": "FLOPs per token"}
 
@@ -149,3 +155,17 @@ def violations(arch: ArchSpec, spec: StudySpec) -> tuple[str, ...]:
                 f"the limit is {limit.maximum:,.0f}"
             )
     return tuple(found)
+
+
+def too_large(metrics: Mapping[str, float]) -> tuple[str, ...]:
+    """Sentences that say why no device can hold an architecture; empty if one may."""
+    sizes = {
+        "parameters": 4 * round(metrics.get("parameters", 0)),
+        "the state of one sequence": round(metrics.get("state_bytes", 0)),
+    }
+    most = f"no device holds more than {format_bytes(LARGEST)}"
+    return tuple(
+        f"{what} would take {format_bytes(size)}; {most}"
+        for what, size in sizes.items()
+        if size > LARGEST
+    )

@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from archsearch.arch import ArchSpec
-from archsearch.cost import known_metrics, violations
+from archsearch.cost import known_metrics, too_large, violations
 from archsearch.errors import FOREIGN_FAULTS
 from archsearch.measures import RULES, constraints
 from archsearch.spec import StudySpec
@@ -38,7 +38,9 @@ def gate(arch: ArchSpec, spec: StudySpec) -> Gate:
         found = violations(arch, spec)
         signs = constraints(spec, arch, None)
         metrics = {} if signs[RULES] > 0 else known_metrics(arch, spec)
-        return Gate(violations=found, metrics=metrics, constraints=signs)
+        large = too_large(metrics)
+        signs = {**signs, RULES: 1.0} if large else signs
+        return Gate(violations=(*found, *large), metrics=metrics, constraints=signs)
     except FOREIGN_FAULTS as error:
         text = "".join(traceback.format_exception(error))
         return Gate(error=f"{type(error).__name__}: {error}", traceback=text)

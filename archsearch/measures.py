@@ -13,7 +13,8 @@ from archsearch.messages import Evaluation, LatencyPoint, Profile, ProfileSpec
 from archsearch.spec import MEASURED_AFTER_TRAINING, PLACED, Limit, Place, StudySpec
 
 RULES = "mixer_rules"
-"""Constraint for what mixers themselves exclude; beside the study's limits, always set."""
+"""Constraint for what mixers themselves, or all devices, exclude; beside the study's limits, always
+set."""
 
 
 def profile_spec(spec: StudySpec, exclusive: bool) -> ProfileSpec:

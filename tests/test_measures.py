@@ -9,6 +9,7 @@ from stub_trials import stub_study
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.gate import gate
 from archsearch.measures import (
+    RULES,
     constraints,
     measured_metrics,
     measured_violations,
@@ -133,3 +134,12 @@ def test_the_gate_survives_a_mixer_that_is_broken(monkeypatch: pytest.MonkeyPatc
     found = gate(ARCH, BASE)
     assert found.error == "ZeroDivisionError: by its author"
     assert "state_spec" in found.traceback or "broken" in found.traceback
+
+
+def test_what_no_device_can_hold_is_excluded_before_it_is_built() -> None:
+    spec = study(minimize("recall"))
+    wide = LayerSpec(mixer="mamba", fields={"dt_rank": 1 << 20})
+    found = gate(ArchSpec(width=1 << 16, layers=(wide,)), spec)
+    assert found.violations == ("parameters would take 1.09TiB; no device holds more than 256GiB",)
+    assert found.constraints[RULES] > 0 and not found.error
+    assert gate(ArchSpec(width=1 << 10, layers=(wide,)), spec).is_open

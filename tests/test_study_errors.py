@@ -68,6 +68,12 @@ BAD = [
         8,
         "makes no difference with rope false, qk_norm false",
     ),
+    (
+        "    - base_conv\n",
+        "    - gla: {gate_rank: 2e9}\n",
+        6,
+        "an integer of up to 1048576 of 'gate",
+    ),
     ("width: 32", "width: 32.5", 4, "found 32.5; expected an integer from 1"),
     ("width: 32", "width: true", 4, "found true; expected an integer"),
     ("width: 32", "width: [32, 32]", 4, "32 is given twice in this list"),
@@ -122,7 +128,7 @@ BAD = [
     ("heads: 1}", "heads: 1, rope: yes}", 9, "found 'yes'; expected true or false for 'rope'"),
     ("    - base_conv\n", "    - attention: {heads: 3}\n", 6, "can be built", "divide the width"),
     ("    - base_conv\n", "    - rwkv4: {heads: 3}\n", 6, "unknown key 'heads'; accepted: none"),
-    ("    - base_conv\n", "    - mamba: {dt_rank: 1e30}\n", 6, "an integer of up to 2147483648"),
+    ("    - base_conv\n", "    - mamba: {dt_rank: 1e30}\n", 6, "an integer of up to 1048576"),
     ("channel_mixer: none", "channel_mixer: swiglo", 11, "found 'swiglo'", "mean 'swiglu'?"),
     ("channel_mixer: none", "channel_mixer: {swiglu: {ratio: 0}}", 11, "expected a ratio above 0"),
     ("channel_mixer: none", "channel_mixer: {swiglu: {ratio: 0.001}}", 11, "no inner feature"),
@@ -356,3 +362,16 @@ def test_the_smallest_architecture_of_a_large_space_is_found(tmp_path: Path) -> 
     path.write_text(text % (", ".join([layer] * 3), f"parameters: {fewest - 1}"), encoding="utf-8")
     with pytest.raises(SpecError, match=f"but the smallest has {fewest:,}"):
         load_study(path)
+
+
+def test_models_that_no_device_can_hold_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "study: large\nmodel:\n  width: 65536\n  layers: [{gla: {gate_rank: 1048576}}]\n"
+        "task: {mqar: tiny}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load_study(path)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.path) == (4, "model.layers")
+    assert "parameters would take 448GiB; no device holds more than 256GiB" in problem.message

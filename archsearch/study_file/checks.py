@@ -6,6 +6,7 @@ the layers, so that the descent ends at the smallest architecture, or next to it
 Knows nothing of YAML.
 """
 
+import contextlib
 import math
 import random
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from archsearch.arch import ArchSpec
 from archsearch.compose import compose, count, draw, walk
-from archsearch.cost import known_metrics, violations
+from archsearch.cost import known_metrics, too_large, violations
 from archsearch.errors import FOREIGN_FAULTS, ArchsearchError
 from archsearch.space import Value
 from archsearch.spec import MEASURED_AFTER_TRAINING, Limit, Metric, StudySpec
@@ -92,11 +93,16 @@ class _Judge:
         if self.limits and self.excess(arch)[0] > 0:
             return False
         try:
-            reasons = violations(arch, self.spec)
+            reasons = violations(arch, self.spec) or self._too_large(arch)
         except FOREIGN_FAULTS as error:  # a plugin's own code may raise anything
             reasons = (_said(arch, error),)
         self.reason = self.reason or next(iter(reasons), "")
         return not reasons
+
+    def _too_large(self, arch: ArchSpec) -> tuple[str, ...]:
+        with contextlib.suppress(*FOREIGN_FAULTS):  # a trial of it will say what is wrong
+            return too_large(known_metrics(arch, self.spec))
+        return ()
 
     def excess(self, arch: ArchSpec) -> tuple[float, float]:
         """How far beyond the limits, and how large, both relative to the limits and summed."""

@@ -27,10 +27,10 @@ MAX_CANDIDATES = 4096
 _TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
-MAX_INTEGER = 2**31
-"""Largest size of an integer that no range is declared for; tensors cannot be larger."""
+MAX_INTEGER = 2**20
+"""Largest size of an integer that no range is declared for: a rank, a length, a number of heads."""
 
-_ANY_INTEGER: Kind[int] = whole(minimum=-MAX_INTEGER, maximum=MAX_INTEGER)
+_ANY_INTEGER: Kind[int] = whole(minimum=-(2**31), maximum=2**31)
 _RANGE = section(
     (
         Key("from", _ANY_INTEGER, "First value.", required=True),
