@@ -25,6 +25,7 @@ from archsearch import __version__
 from archsearch.arch import ArchSpec
 from archsearch.architectures import architecture_names
 from archsearch.cost import compute_dtype
+from archsearch.device import device_model
 from archsearch.errors import UsageError
 from archsearch.members import Member, dropout_seed, initial_model, members_of
 from archsearch.memory import members_together
@@ -32,7 +33,6 @@ from archsearch.model import LanguageModel, hash32, resolve_backends
 from archsearch.mqar import Examples, generate
 from archsearch.optimiser import rate_factor
 from archsearch.population import Population
-from archsearch.profile import device_model
 from archsearch.propose.corners import warm_start
 from archsearch.spec import (
     CORNERS,

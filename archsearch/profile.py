@@ -13,13 +13,11 @@ out there). Weights are random: none of these numbers depends on them.
 Shape suffixes: B batch, T tokens.
 """
 
-import platform
 import statistics
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from archsearch.arch import ArchSpec
 from archsearch.cost import compute_dtype
+from archsearch.device import device_model
 from archsearch.errors import PluginError
 from archsearch.messages import LatencyPoint, Profile, ProfileSpec
 from archsearch.mixer import State, state_bytes
@@ -40,18 +39,6 @@ _MIN_REPEATS, _MAX_REPEATS = 5, 100
 _TIME_BUDGET_S = 1.0
 """Rounds of repeats go on until this is spent, within the two bounds above."""
 _WEIGHT_SEED = 0
-
-
-def device_model(device: torch.device | str) -> str:
-    """Name of the device as its vendor gives it, such as `NVIDIA H200` or a processor's model."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from archsearch import __version__
 from archsearch.checkpoint import Checkpoint
 from archsearch.cost import compute_dtype
+from archsearch.device import device_model
 from archsearch.errors import (
     ArchsearchError,
     DivergedError,
@@ -53,7 +54,7 @@ from archsearch.mixer import Mixer
 from archsearch.model import HEAD, resolve_backends
 from archsearch.mqar import generate
 from archsearch.population import Population
-from archsearch.profile import device_model, profile
+from archsearch.profile import profile
 from archsearch.registry import add_plugin_source
 from archsearch.spec import MqarSpec
 

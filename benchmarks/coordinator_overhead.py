@@ -27,8 +27,8 @@ os.environ["PYTHONPATH"] = str(TESTS)  # workers import the pretended trials fro
 from stub_trials import FUNCTION, changed, stub_study  # noqa: E402
 
 from archsearch.coordinator import run_study  # noqa: E402
+from archsearch.device import device_model  # noqa: E402
 from archsearch.model_spec import ModelSpec, Option, Slot  # noqa: E402
-from archsearch.profile import device_model  # noqa: E402
 from archsearch.snapshot import Snapshot  # noqa: E402
 from archsearch.spec import StudySpec  # noqa: E402
 

@@ -36,8 +36,8 @@ from archsearch.coordinator.book import Book, Entry
 from archsearch.coordinator.loop import WINDOW
 from archsearch.coordinator.nexts import Nexts
 from archsearch.coordinator.peers import peers_of
+from archsearch.device import device_model
 from archsearch.front import hypervolume_from, reference_point
-from archsearch.profile import device_model
 from archsearch.propose import sampler as propose
 from archsearch.propose.corners import largest
 from archsearch.propose.told import Told, told_of

@@ -19,7 +19,7 @@ LAYERS: dict[str, int] = {
     module: layer
     for layer, modules in enumerate(
         [
-            "errors pareto units space snapshot",
+            "errors device pareto units space snapshot",
             "mixer model_spec yaml_file",
             "registry spec",
             "arch mqar optimiser recipes stopping",

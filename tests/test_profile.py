@@ -8,10 +8,11 @@ from one_off import KEEPS_A_VIEW, KEEPS_MORE, one_off, stored_arch
 
 from archsearch.arch import ArchSpec, LayerSpec
 from archsearch.cost import compute_dtype, parameters, state_bytes
+from archsearch.device import device_model
 from archsearch.errors import PluginError
 from archsearch.messages import ProfileSpec
 from archsearch.model import resolve_backends
-from archsearch.profile import device_model, profile
+from archsearch.profile import profile
 from archsearch.registry import add_plugin_file, forget_plugin_file, mixer_names
 
 WIDTH, VOCAB = 16, 24

@@ -20,8 +20,8 @@ from archsearch.bench_kernels.cases import Case, cases, inputs
 from archsearch.bench_kernels.contenders import Contender, contenders
 from archsearch.bench_kernels.timing import Ready, ceilings, medians_ms, ready
 from archsearch.bench_kernels.truth import ALLOWED, error
+from archsearch.device import device_model
 from archsearch.errors import UsageError
-from archsearch.profile import device_model
 
 _LIBRARIES = ("torch", "triton", "flash-linear-attention", "fla-core")
 
