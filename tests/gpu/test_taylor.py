@@ -88,7 +88,8 @@ def exact(given: Named, keeps: bool = True, exists: Tensor | None = None) -> Nam
 def assert_close(found: Named, truth: Named, dtype: torch.dtype = torch.bfloat16) -> None:
     """Relative errors; absolute ones where the truth is below size 1 (a gradient that cancels)."""
     assert found.keys() == truth.keys()
-    for name, x in truth.items():
+    for name, wanted in truth.items():
+        x = wanted.detach()
         size = max(1.0, float(x.square().mean().sqrt()))
         error = float((found[name].double() - x).square().mean().sqrt()) / size
         half = BF16 if found[name].dtype != torch.float32 else STATE
