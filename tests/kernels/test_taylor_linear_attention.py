@@ -100,13 +100,14 @@ RIGHT = (
     Case(strided=True, heads=2, batch=2, state=True),
     Case(strided=True, heads=2, cuts=MANY),
     Case(tokens=70, cuts=MANY),
-    Case(tokens=70, cuts=MANY, state=True, masked=True, heads=2, value_size=20),
+    Case(tokens=50, cuts=MANY, state=True, masked=True, value_size=20),
     Case(tokens=70, cuts=(2, 2), state=True, keeps=False),  # parts of three chunks, the last short
     Case(tokens=64, cuts=(2, 1), key_size=8),
+    Case(tokens=32, batch=2, heads=2, value_size=32, state=True, masked=True),  # descriptors
     Case(run="prefix"),
     Case(run="prefix", batch=3, heads=2, masked=True, lengths=(0, 16, 29), value_size=20),
     Case(run="prefix", batch=2, lengths=(37, 33), cuts=MANY, key_size=8),
-    Case(run="prefix", tokens=70, cuts=(3, 1), strided=True, heads=2),
+    Case(run="prefix", tokens=40, cuts=(3, 1), strided=True, heads=2),
 )
 WRONG = (
     Case(planted=("of_query", 1.01)),
@@ -148,7 +149,8 @@ def calls() -> dict[Any, dict[str, Any]]:
     for name, fields in mixers.items():
         found[name] = {"run": "mixer", "name": name, "fields": fields, "x": x}
     return found | {
-        "again": RIGHT[-5].call(),
+        "again": RIGHT[-6].call(),
+        "undescribed": {**RIGHT[-5].call(), "run": "undescribed"},
         "guarded": guarded(plain),
         "zero keys": zero_keys,
         "empty rows": empty_rows,
@@ -222,8 +224,13 @@ def test_an_error_of_one_percent_is_seen(case: Case, found: dict[Any, Named]) ->
 
 
 def test_a_call_repeats_bit_by_bit(found: dict[Any, Named]) -> None:
-    for name, x in found[RIGHT[-5]].items():
+    for name, x in found[RIGHT[-6]].items():
         assert torch.equal(found["again"][name], x), name
+
+
+def test_descriptors_and_pointers_read_the_same(found: dict[Any, Named]) -> None:
+    for name, x in found[RIGHT[-5]].items():
+        assert torch.equal(found["undescribed"][name], x), name
 
 
 @pytest.mark.parametrize("name", ["guarded", "zero keys", "empty rows"])

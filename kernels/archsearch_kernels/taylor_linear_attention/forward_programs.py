@@ -126,16 +126,17 @@ def outputs(
     e_b, e_t, ROOT: tl.constexpr, CONSTANT: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     F: tl.constexpr, P: tl.constexpr, D: tl.constexpr, N: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, OPERAND: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr,
-    FROM: tl.constexpr, KEEPS: tl.constexpr, STAGES: tl.constexpr,
+    FROM: tl.constexpr, KEEPS: tl.constexpr, DESCRIBED: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of one part of a sequence, one head, one block of V; the last state if it KEEPS."""
+    """Outputs of one part of a sequence, one head, one block of V; the last state if it KEEPS.
+
+    DESCRIBED: q, k and v are descriptors of matrices with a row for each token, else pointers.
+    """
     blocks: tl.constexpr = (V + BV - 1) // BV
     row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     part, h, b = tl.program_id(1), row % H, tl.cast(row // H, tl.int64)
-    q, k, at = q + b * q_b + h * q_h, k + b * k_b + h * k_h, b * T * H + h
-    v += b * v_b + h * v_h + block * BV
-    exists += b * e_b
-    v_V = block * BV + tl.arange(0, BV)
+    at, exists, v_V = b * T * H + h, exists + b * e_b, block * BV + tl.arange(0, BV)
     first_DG, second_DG = selections(of_query, D, N)
     first_GD, second_GD = turned_selections(of_key, D, N)
     state, sums = load_state(
@@ -144,9 +145,10 @@ def outputs(
     order_C = tl.arange(0, C)
     end = tl.minimum(part * each + each, T)
     for t0 in tl.range(part * each, end, C, num_stages=STAGES):
-        q_CD = load_rows(q, t0, q_t, T, K, D, C, EVEN and K == D, OPERAND)
-        k_CD = load_rows(k, t0, k_t, T, K, D, C, EVEN and K == D, OPERAND)
-        v_CV = load_rows(v, t0, v_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
+        q_CD, k_CD, v_CV = _load_chunk(
+            q, k, v, row, block, t0, T, H, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, K, V, D, BV,
+            C, OPERAND, EVEN, DESCRIBED,
+        )  # fmt: skip
         r_C = load_numbers(exists, t0, e_t, T, C, MASKED)
         sees_CC = order_C[:, None] >= order_C[None, :]
         if MASKED:
@@ -169,6 +171,27 @@ def outputs(
         store_state(
             last, last_sum, places, store_factor, row, v_V, state, sums, block == 0, N, F, V
         )
+
+
+@triton.jit
+def _load_chunk(
+    q, k, v, row, block, t0, T, H, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, K: tl.constexpr,
+    V: tl.constexpr, D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OPERAND: tl.constexpr,
+    EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """Queries, keys and values of a chunk."""
+    h = row % H
+    if DESCRIBED:
+        at_row = row // H * T + t0
+        q_CD, k_CD = q.load([at_row, h * K]), k.load([at_row, h * K])
+        v_CV = v.load([at_row, h * V + block * BV])
+    else:
+        b = tl.cast(row // H, tl.int64)
+        q, k, v = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h + block * BV
+        q_CD = load_rows(q, t0, q_t, T, K, D, C, EVEN and K == D, OPERAND)
+        k_CD = load_rows(k, t0, k_t, T, K, D, C, EVEN and K == D, OPERAND)
+        v_CV = load_rows(v, t0, v_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
+    return q_CD, k_CD, v_CV
 
 
 @triton.jit

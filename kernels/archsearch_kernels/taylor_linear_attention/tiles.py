@@ -113,6 +113,7 @@ def features(x_CD, first_CG, second_DG, n: tl.constexpr, N: tl.constexpr, P: tl.
         feature = n * G + tl.arange(0, G)[None, :]
         x_CG = tl.where(is_linear(feature, P), first_CG * LINEAR, x_CG)
         x_CG = tl.where(is_constant(feature, P), CONSTANT, x_CG)
+        x_CG = tl.where(feature < P * P // 2 + 2 * P, x_CG, 0.0)  # what is 0 is not computed
     return x_CG
 
 
