@@ -4,7 +4,7 @@ A mixer maps a sequence of vectors to a sequence of vectors and may keep a state
 It knows nothing of populations, devices, Ray, Optuna or the model around it. `archsearch.testing`
 ships the tests that hold a plugin to what it declares here.
 
-Shape suffixes: B batch, T tokens, D model width.
+Shape suffixes: B batch, T tokens, K positions asked for, D model width.
 """
 
 import math
@@ -150,6 +150,18 @@ class Mixer(nn.Module):
         state = self.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype, x_BTD.device)
         return self.mix(x_BTD, state)[0]
 
+    def outputs_at(self, x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+        """What `forward` returns at some positions alone: y_BKD.
+
+        A model asks its last mixer so where only some tokens have labels. Override it where that
+        saves work; gradients are those of gathering, too.
+
+        Args:
+            at_BK: int64 positions in [0, T), in any order.
+        """
+        y_BTD: Tensor = self(x_BTD)
+        return rows(y_BTD, at_BK)
+
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         """Mix one token. May update the state in place: the one passed in is spent.
 
@@ -161,6 +173,12 @@ class Mixer(nn.Module):
     def observe(self, x_BTD: Tensor) -> dict[str, Tensor]:
         """What a report should know of how this mixer treats a batch, such as shares of routes."""
         return {}
+
+
+def rows(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+    """Pick positions of each sequence, whatever follows: x_BKD."""
+    index = at_BK.view(*at_BK.shape, *(1,) * (x_BTD.dim() - 2))
+    return x_BTD.gather(1, index.expand(*at_BK.shape, *x_BTD.shape[2:]))
 
 
 def state_bytes(config: Mixer.Config, context_len: int, dtype: torch.dtype) -> int:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from archsearch.arch import ArchSpec
 from archsearch.errors import PluginError
-from archsearch.mixer import Mixer, State
+from archsearch.mixer import Mixer, State, rows
 from archsearch.model_spec import Norm
 from archsearch.registry import load_mixer
 
@@ -110,7 +110,7 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Return the final hidden vectors: hidden_BTD, or hidden_BKD at the positions `at_BK`.
 
-        Nothing after the last mixer looks across positions, so only the asked rows pass through it.
+        Nothing after the last mixer looks across positions, so only the asked rows leave it.
 
         Args:
             at_BK: int64 positions in [0, T).
@@ -122,9 +122,11 @@ class LanguageModel(nn.Module):
         for block in self.layers[:-1]:
             r_BTD = block.mix_channels(r_BTD + block.mixer(block.norm(r_BTD)))
         for block in self.layers[-1:]:
-            y_BTD = block.mixer(block.norm(r_BTD))
-            if at_BK is not None:
-                r_BTD, y_BTD = _rows(r_BTD, at_BK), _rows(y_BTD, at_BK)
+            x_BTD = block.norm(r_BTD)
+            if at_BK is None:
+                y_BTD = block.mixer(x_BTD)
+            else:
+                r_BTD, y_BTD = rows(r_BTD, at_BK), block.mixer.outputs_at(x_BTD, at_BK)
             r_BTD = block.mix_channels(r_BTD + y_BTD)
         hidden: Tensor = self.norm(r_BTD)
         return hidden
@@ -196,10 +198,6 @@ def _configs(arch: ArchSpec) -> Iterator[tuple[str, Mixer.Config]]:
 
 def _make_norm(kind: Norm, width: int) -> nn.Module:
     return nn.LayerNorm(width) if kind == "layernorm" else nn.RMSNorm(width, eps=_NORM_EPSILON)
-
-
-def _rows(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
-    return x_BTD.gather(1, at_BK.unsqueeze(-1).expand(-1, -1, x_BTD.shape[-1]))
 
 
 def hash32(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Shape suffixes: B batch, T tokens, D model width, M members of a population.
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -23,7 +23,18 @@ from archsearch.mixer import Mixer, State
 from archsearch.registry import load_mixer, make_config, mixer_fields
 from archsearch.space import Parts, Value
 from archsearch.testing.flops import decoding_flops
-from archsearch.testing.measure import forward, gradients, rms, rounding_changes, tensors_of
+from archsearch.testing.measure import (
+    forward,
+    gradients,
+    in_segments,
+    in_steps,
+    inputs,
+    rms,
+    rounding_changes,
+    runs_at,
+    segmentations,
+    tensors_of,
+)
 from archsearch.testing.sameness import complaints
 
 BATCH = 3
@@ -63,20 +74,20 @@ class MixerContract:
     def test_segments_equal_one_pass(self) -> None:
         module = self._build()
         for length in LENGTHS:
-            x_BTD = _inputs(length, self.width)
+            x_BTD = inputs(BATCH, length, self.width)
             whole, _ = module.mix(x_BTD, self._empty(module, length))
-            for cuts in _segmentations(length, module.config.prefix_len):
-                y_BTD = self._in_segments(module, x_BTD, cuts)
+            for cuts in segmentations(length, module.config.prefix_len):
+                y_BTD = in_segments(module, x_BTD, cuts)
                 self._expect_close(module, x_BTD, y_BTD, whole, f"segments {cuts}")
 
     def test_steps_equal_one_pass(self) -> None:
         module = self._build()
         for length in LENGTHS:
-            x_BTD = _inputs(length, self.width)
+            x_BTD = inputs(BATCH, length, self.width)
             whole, _ = module.mix(x_BTD, self._empty(module, length))
             together = min(module.config.prefix_len, length)
             for first in {together, max(together, length // 2)}:
-                y_BTD = self._in_steps(module, x_BTD, first)
+                y_BTD = in_steps(module, x_BTD, first)
                 what = f"{first} tokens at once, then {length - first} steps"
                 self._expect_close(module, x_BTD, y_BTD, whole, what)
 
@@ -84,12 +95,12 @@ class MixerContract:
         """Segments, steps and one pass differ by roundings and by nothing else."""
         module = self._build().double()
         length = LENGTHS[-1]
-        x_BTD = _inputs(length, self.width).double()
+        x_BTD = inputs(BATCH, length, self.width).double()
         whole, _ = module.mix(x_BTD, self._empty(module, length, torch.float64))
         prefix = module.config.prefix_len
-        found = {f"segments {cuts}": cuts for cuts in _segmentations(length, prefix)}
-        runs = {what: self._in_segments(module, x_BTD, cuts) for what, cuts in found.items()}
-        runs["steps"] = self._in_steps(module, x_BTD, min(prefix, length))
+        found = {f"segments {cuts}": cuts for cuts in segmentations(length, prefix)}
+        runs = {what: in_segments(module, x_BTD, cuts) for what, cuts in found.items()}
+        runs["steps"] = in_steps(module, x_BTD, min(prefix, length))
         runs["forward"] = module(x_BTD)
         for what, y_BTD in runs.items():
             self._expect(y_BTD.dtype == torch.float64, f"fp64 in, {y_BTD.dtype} out of {what}")
@@ -98,7 +109,7 @@ class MixerContract:
     def test_fp64_is_exact_across_chunks(self) -> None:
         """The same for a sequence that chunked kernels cut, and whose segments they need not."""
         module = self._build().double()
-        x_1TD = _inputs(LONG, self.width).double()[:1]
+        x_1TD = inputs(BATCH, LONG, self.width).double()[:1]
         first = max(module.config.prefix_len, LONG * 2 // 3)
         states = (module.init_state(1, LONG, torch.float64, "cpu") for _ in range(2))
         with torch.no_grad():
@@ -112,17 +123,31 @@ class MixerContract:
     def test_forward_equals_mix_from_the_empty_state(self) -> None:
         module = self._build()
         for length in LENGTHS:
-            x_BTD = _inputs(length, self.width)
+            x_BTD = inputs(BATCH, length, self.width)
             y_BTD = module(x_BTD)
             self._expect(y_BTD.shape == x_BTD.shape, f"forward returns {tuple(y_BTD.shape)}")
             expected, _ = module.mix(x_BTD, self._empty(module, length))
             self._expect_close(module, x_BTD, y_BTD, expected, "forward")
 
+    def test_outputs_at_positions_are_those_of_the_whole(self) -> None:
+        module = self._build()
+        for length in LENGTHS:
+            x_BTD = inputs(BATCH, length, self.width)
+            at_BK = inputs(BATCH, length, 1, seed=2).argsort(1)[:, : (length + 1) // 2, 0]
+            some, whole = runs_at(at_BK)
+            changes = rounding_changes(whole, module, x_BTD, torch.float32)
+            names = ("outputs", "gradient of x", *(name for name, _ in module.named_parameters()))
+            found = zip(names, some(module, x_BTD), whole(module, x_BTD), changes, strict=True)
+            for name, mine, theirs, unit in found:
+                what = f"outputs at some of {length} positions, {name}"
+                self._expect_within(mine, theirs, REORDERED * unit, what)
+
     def test_no_token_sees_a_later_one(self) -> None:
         module = self._build()
         length = LENGTHS[-1]
-        x_BTD = _inputs(length, self.width)
-        _, middle = module.mix(_inputs(5, self.width, seed=1), self._empty(module, length + 5))
+        x_BTD = inputs(BATCH, length, self.width)
+        before = inputs(BATCH, 5, self.width, seed=1)
+        _, middle = module.mix(before, self._empty(module, length + 5))
         passes: dict[str, Callable[[Tensor], Tensor]] = {
             "forward": module,
             "mix": lambda x: module.mix(x, {name: s.clone() for name, s in middle.items()})[0],
@@ -143,15 +168,15 @@ class MixerContract:
     def test_sequences_do_not_touch_each_other(self) -> None:
         module = self._build()
         length = LENGTHS[-1]
-        x_BTD = _inputs(length, self.width)
+        x_BTD = inputs(BATCH, length, self.width)
         y_BTD = module(x_BTD)
         for row in range(BATCH):
             alone = module(x_BTD[row : row + 1])
             self._expect_close(module, x_BTD, y_BTD[row : row + 1], alone, f"row {row} of a batch")
-        other = _inputs(length, self.width, seed=1)
+        other = inputs(BATCH, length, self.width, seed=1)
         states = [self._empty(module, length) for _ in range(2)]
         mine = []
-        cuts = next(_segmentations(length, module.config.prefix_len))
+        cuts = next(segmentations(length, module.config.prefix_len))
         for first, second in zip(x_BTD.split(cuts, 1), other.split(cuts, 1), strict=True):
             part, states[0] = module.mix(first, states[0])
             mine.append(part)
@@ -163,7 +188,7 @@ class MixerContract:
     def test_state_kept_is_the_state_declared(self) -> None:
         for dtype, context in itertools.product((torch.float32, torch.bfloat16), LENGTHS):
             module = self._build().to(dtype)
-            x_BTD = _inputs(context, self.width).to(dtype)
+            x_BTD = inputs(BATCH, context, self.width).to(dtype)
             empty = self._empty(module, context, dtype)
             self._expect_declared(module, empty, context, dtype, "init_state")
             _, mixed = module.mix(x_BTD, empty)
@@ -176,7 +201,7 @@ class MixerContract:
     def test_module_keeps_nothing_of_the_past(self) -> None:
         module = self._build()
         before = dict(tensors_of(module))
-        x_BTD = _inputs(7, self.width)
+        x_BTD = inputs(BATCH, 7, self.width)
         module(x_BTD)
         _, state = module.mix(x_BTD, self._empty(module, 9))
         for _ in range(2):
@@ -190,7 +215,7 @@ class MixerContract:
 
     def test_mix_leaves_its_state_as_it_was(self) -> None:
         module = self._build()
-        x_BTD = _inputs(9, self.width)
+        x_BTD = inputs(BATCH, 9, self.width)
         _, given = module.mix(x_BTD[:, :4], self._empty(module, 9))
         before = {name: tensor.clone() for name, tensor in given.items()}
         _, state = module.mix(x_BTD[:, 4:8], given)
@@ -201,8 +226,8 @@ class MixerContract:
     def test_gradients_are_finite(self) -> None:
         module = self._build()
         for length in LENGTHS:
-            x_BTD = _inputs(length, self.width).requires_grad_()
-            (module(x_BTD) * _inputs(length, self.width, seed=1)).sum().backward()
+            x_BTD = inputs(BATCH, length, self.width).requires_grad_()
+            (module(x_BTD) * inputs(BATCH, length, self.width, seed=1)).sum().backward()
             for name, tensor in (("x", x_BTD), *module.named_parameters()):
                 found = tensor.grad
                 self._expect(found is not None, f"{name} gets no gradient from forward")
@@ -214,7 +239,7 @@ class MixerContract:
         wide = self._build()
         wide.load_state_dict({name: p.float() for name, p in narrow.state_dict().items()})
         for length in LENGTHS:
-            x_BTD = _inputs(length, self.width).bfloat16()
+            x_BTD = inputs(BATCH, length, self.width).bfloat16()
             y_BTD = narrow(x_BTD)
             self._expect(y_BTD.dtype == torch.bfloat16, f"bf16 in, {y_BTD.dtype} out")
             wide_x = x_BTD.float()
@@ -261,7 +286,7 @@ class MixerContract:
             return y_BTD
 
         for length in LENGTHS:
-            x_MBTD = torch.stack([_inputs(length, self.width, seed=m) for m in range(3)])
+            x_MBTD = torch.stack([inputs(BATCH, length, self.width, seed=m) for m in range(3)])
             with warnings.catch_warnings():  # a loop over the members would be no population
                 warnings.filterwarnings("error", message=".*performance drop")
                 y_MBTD = vmap(one)(stacked, buffers, x_MBTD)
@@ -286,13 +311,13 @@ class MixerContract:
             except InfeasibleError:
                 continue
             built += 1
-            y_BTD = load_mixer(self.mixer)(config)(_inputs(3, self.width))
+            y_BTD = load_mixer(self.mixer)(config)(inputs(BATCH, 3, self.width))
             self._expect(bool(y_BTD.isfinite().all()), f"{chosen}: the output is not finite")
             self._expect(config.flops(7) > 0, f"{chosen}: flops(7) is {config.flops(7)}")
         self._expect(built > 0, f"no corner of the declared ranges fits width {self.width}")
 
     def test_equal_configs_have_one_canonical_form(self) -> None:
-        config, x_BTD = self._build().config, _inputs(LENGTHS[-1], self.width)
+        config, x_BTD = self._build().config, inputs(BATCH, LENGTHS[-1], self.width)
         for complaint in complaints(self.mixer, config, self._build_one, x_BTD):
             self._expect(False, complaint)
 
@@ -324,24 +349,6 @@ class MixerContract:
 
     def _empty(self, module: Mixer, context: int, dtype: torch.dtype = torch.float32) -> State:
         return module.init_state(BATCH, context, dtype, "cpu")
-
-    def _in_segments(self, module: Mixer, x_BTD: Tensor, cuts: list[int]) -> Tensor:
-        state, parts = self._empty(module, x_BTD.shape[1], x_BTD.dtype), []
-        for segment in x_BTD.split(cuts, dim=1):
-            part, state = module.mix(segment, state)
-            parts.append(part)
-        return torch.cat(parts, dim=1)
-
-    def _in_steps(self, module: Mixer, x_BTD: Tensor, first: int) -> Tensor:
-        """Mix the `first` tokens at once and the others one by one."""
-        state, parts = self._empty(module, x_BTD.shape[1], x_BTD.dtype), []
-        if first:
-            part, state = module.mix(x_BTD[:, :first], state)
-            parts.append(part)
-        for x_BD in x_BTD[:, first:].unbind(1):
-            y_BD, state = module.step(x_BD, state)
-            parts.append(y_BD[:, None])
-        return torch.cat(parts, dim=1)
 
     def _expect(self, condition: bool, otherwise: str) -> None:
         if not condition:
@@ -382,19 +389,3 @@ class MixerContract:
                 held == needed,
                 f"after {after} '{name}' is a view that keeps {held} bytes for its {needed}",
             )
-
-
-def _inputs(length: int, width: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * length + seed)
-    return torch.randn(BATCH, length, width, generator=generator)
-
-
-def _segmentations(length: int, prefix_len: int) -> Iterator[list[int]]:
-    """A few ways to cut a sequence after its prefix: token by token, in threes, and unevenly."""
-    first = min(prefix_len, length)
-    rest = length - first
-    begun = [first] if first else []
-    yield begun + [1] * rest
-    yield begun + [3] * (rest // 3) + [rest % 3] * (rest % 3 > 0)
-    if rest > 3:
-        yield [first + rest // 2, 1, rest - rest // 2 - 1]

@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from archsearch_kernels.attention import attention
 from archsearch_kernels.norm import rms_norm
 from archsearch_kernels.rotary import BASE, rotate
 from torch import Tensor, nn
 
-from archsearch.mixer import Mixer, State, StateTensor
+from archsearch.mixer import Mixer, State, StateTensor, rows
 from archsearch.space import Choice
 
 INIT_STD = 0.02
@@ -115,17 +116,18 @@ class Attention(Mixer):
 
     def _project(self, x_BTD: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q_BTHK, k_BTGK, v_BTGK; positions are (T,) or (B, T)."""
-        config = self.config
-        H, G = config.heads, config.groups
+        H, G = self.config.heads, self.config.groups
         q, k, v = self.qkv(x_BTD).unflatten(-1, (H + 2 * G, -1)).split((H, G, G), dim=-2)
-        if config.qk_norm:
-            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
-        if config.rope:
-            q, k = (rotate(x, position, config.rope_base) for x in (q, k))
-        return q, k, v
+        return self._placed(q, position, "q_norm"), self._placed(k, position, "k_norm"), v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, position_B: Tensor | None) -> Tensor:
-        y_BTHK = attention(q, k, v, position_B=position_B, backend=self.backends["attention"])
+    def _placed(self, x_BTHK: Tensor, position: Tensor, norm: str) -> Tensor:
+        """Norm and rotate queries or keys, as far as they are to be."""
+        if self.config.qk_norm:
+            x_BTHK = rms_norm(x_BTHK, self.get_parameter(norm))
+        return rotate(x_BTHK, position, self.config.rope_base) if self.config.rope else x_BTHK
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, at_BT: Tensor | None) -> Tensor:
+        y_BTHK = attention(q, k, v, at_BT=at_BT, backend=self.backends["attention"])
         y_BTD: Tensor = self.out(y_BTHK.flatten(-2))
         return y_BTD
 
@@ -133,13 +135,22 @@ class Attention(Mixer):
         q, k, v = self._project(x_BTD, torch.arange(x_BTD.shape[1], device=x_BTD.device))
         return self._attend(q, k, v, None)
 
+    def outputs_at(self, x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+        H, G, size = self.config.heads, self.config.groups, self.config.head_size
+        q_rows, kv_rows = self.qkv.weight.split((H * size, 2 * G * size))
+        q = F.linear(rows(x_BTD, at_BK), q_rows).unflatten(-1, (H, -1))
+        k, v = F.linear(x_BTD, kv_rows).unflatten(-1, (2 * G, -1)).split((G, G), dim=-2)
+        position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        q, k = self._placed(q, at_BK, "q_norm"), self._placed(k, position_T, "k_norm")
+        return self._attend(q, k, v, at_BK)
+
     def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         start_B = state["position"]
         position_BT = start_B[:, None] + torch.arange(x_BTD.shape[1], device=x_BTD.device)
         q, k, v = self._project(x_BTD, position_BT)
         index = position_BT[..., None, None].expand_as(k)
         key, value = state["key"].scatter(1, index, k), state["value"].scatter(1, index, v)
-        y_BTD = self._attend(q, key, value, start_B)
+        y_BTD = self._attend(q, key, value, position_BT)
         return y_BTD, {"key": key, "value": value, "position": start_B + x_BTD.shape[1]}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
@@ -148,6 +159,6 @@ class Attention(Mixer):
         index = position_B1[..., None, None].expand_as(k)
         state["key"].scatter_(1, index, k)
         state["value"].scatter_(1, index, v)
-        y_B1D = self._attend(q, state["key"], state["value"], state["position"])
+        y_B1D = self._attend(q, state["key"], state["value"], position_B1)
         state["position"].add_(1)
         return y_B1D.squeeze(1), state

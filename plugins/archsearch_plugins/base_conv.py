@@ -20,8 +20,8 @@ of the first form as N(0, 0.02^2), as published: the layer starts close to passi
 of the second form are N(0, 1 / inputs). Left out are the published scaling of W_out with depth, and
 the long convolutions that Zoology's BaseConv may also have; `hyena` has one.
 
-Shape suffixes: B batch, T tokens, D model width, C channels of the convolution, P = kernel - 1
-tokens.
+Shape suffixes: B batch, T tokens, K positions asked for, D model width, C channels of the
+convolution, P = kernel - 1 tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from archsearch_kernels.short_conv import short_conv
 from torch import Tensor, nn
 
-from archsearch.mixer import Mixer, State, StateTensor
+from archsearch.mixer import Mixer, State, StateTensor, rows
 from archsearch.space import Range
 
 GATE_STD = 0.02
@@ -100,25 +100,40 @@ class BaseConv(Mixer):
             nn.init.normal_(linear.weight, std=std)
             nn.init.zeros_(linear.bias)
 
-    def _mix(self, x_BTD: Tensor, tail_BPC: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _mix(
+        self, x_BTD: Tensor, tail_BPC: Tensor | None, at_BK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        asked = x_BTD if at_BK is None else rows(x_BTD, at_BK)
         if self.config.form == "zoology":
-            conv_BTD, tail_BPC = self._conv(x_BTD, tail_BPC)
-            return conv_BTD * self.gate(x_BTD) + x_BTD, tail_BPC
-        u_BTC, z_BTC = self.inner(x_BTD).chunk(2, dim=-1)
-        conv_BTC, tail_BPC = self._conv(u_BTC, tail_BPC)
-        return self.out(F.silu(conv_BTC) * z_BTC), tail_BPC
+            conv, tail_BPC = self._conv(x_BTD, tail_BPC, at_BK)
+            return conv * self.gate(asked) + asked, tail_BPC
+        if at_BK is None:
+            u_BTC, z = self.inner(x_BTD).chunk(2, dim=-1)
+        else:
+            (u_weight, z_weight), (u_bias, z_bias) = (
+                part.chunk(2) for part in (self.inner.weight, self.inner.bias)
+            )
+            u_BTC, z = F.linear(x_BTD, u_weight, u_bias), F.linear(asked, z_weight, z_bias)
+        conv, tail_BPC = self._conv(u_BTC, tail_BPC, at_BK)
+        return self.out(F.silu(conv) * z), tail_BPC
 
-    def _conv(self, u_BTC: Tensor, tail_BPC: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _conv(
+        self, u_BTC: Tensor, tail_BPC: Tensor | None, at_BK: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         return short_conv(
             u_BTC,
             self.conv_weight,
             self.conv_bias,
             tail_BPC=tail_BPC,
+            at_BK=at_BK,
             backend=self.backends["short_conv"],
         )
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self._mix(x_BTD, None)[0]
+
+    def outputs_at(self, x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+        return self._mix(x_BTD, None, at_BK)[0]
 
     def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         y_BTD, tail_BPC = self._mix(x_BTD, state["tail"])

@@ -45,13 +45,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from archsearch_kernels import taylor_linear_attention
 from archsearch_kernels.linear_attention import feature_size, linear_attention
 from archsearch_kernels.linear_attention.feature_maps import orthogonal_projection
 from archsearch_kernels.precision import accumulator
 from torch import Tensor, nn
 
-from archsearch.mixer import Mixer, State, StateTensor
+from archsearch.mixer import Mixer, State, StateTensor, rows
 from archsearch.space import Choice, Range
 
 INIT_STD = 0.02
@@ -172,10 +173,19 @@ class LinearAttention(Mixer):
             rows_PK = orthogonal_projection(config.random_features, config.feature_dim)
             self.register_buffer("projection", rows_PK)
 
-    def _mix(self, x_BTD: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Return the output, and the new state if one is given."""
+    def _mix(
+        self, x_BTD: Tensor, state: State | None, at_BK: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the output, at some positions or at all, and the new state if one is given."""
         config, given = self.config, state or {}
-        q, k = self.qk(x_BTD).unflatten(-1, (2, config.heads, -1)).unbind(2)
+        asked = x_BTD if at_BK is None else rows(x_BTD, at_BK)
+        if at_BK is None:
+            q, k = self.qk(x_BTD).unflatten(-1, (2, config.heads, -1)).unbind(2)
+        else:
+            q, k = (
+                F.linear(x, part).unflatten(-1, (config.heads, -1))
+                for x, part in zip((asked, x_BTD), self.qk.weight.chunk(2), strict=True)
+            )
         v = self.value(x_BTD).unflatten(-1, (config.heads, -1))
         position_BT = None
         if config.feature_map == "cosformer":
@@ -195,12 +205,13 @@ class LinearAttention(Mixer):
             memory_BHFV=given.get("memory"),
             normaliser_BHF=given.get("normaliser"),
             keep_state=state is not None,
+            at_BT=at_BK,
             backend=self.backends["linear_attention"],
         )
         kept = {"memory": memory, "normaliser": normaliser}
         if state is not None and position_BT is not None:
             kept["position"] = state["position"] + x_BTD.shape[1]
-        return self._out(y_BTHV, x_BTD), {n: t for n, t in kept.items() if t is not None}
+        return self._out(y_BTHV, asked), {n: t for n, t in kept.items() if t is not None}
 
     def _out(self, y_HV: Tensor, x_D: Tensor) -> Tensor:
         """Scale the heads, and mix them."""
@@ -216,6 +227,11 @@ class LinearAttention(Mixer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self._mix(x_BTD, None)[0]
+
+    def outputs_at(self, x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+        if self.backends["linear_attention"] == "triton":  # reads whole sequences
+            return super().outputs_at(x_BTD, at_BK)
+        return self._mix(x_BTD, None, at_BK)[0]
 
     def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         return self._mix(x_BTD, state)

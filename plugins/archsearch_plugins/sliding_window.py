@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from archsearch_kernels.norm import rms_norm
 from archsearch_kernels.rotary import BASE, rotate
 from archsearch_kernels.sliding_window import sliding_window
 from torch import Tensor, nn
 
-from archsearch.mixer import Mixer, State, StateTensor
+from archsearch.mixer import Mixer, State, StateTensor, rows
 from archsearch.space import Choice, Range
 
 INIT_STD = 0.02
@@ -121,22 +122,31 @@ class SlidingWindow(Mixer):
 
     def _project(self, x_BTD: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q_BTHK, k_BTGK, v_BTGK; positions are (T,) or (B, T)."""
-        config = self.config
-        H, G = config.heads, config.groups
+        H, G = self.config.heads, self.config.groups
         q, k, v = self.qkv(x_BTD).unflatten(-1, (H + 2 * G, -1)).split((H, G, G), dim=-2)
-        if config.qk_norm:
-            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
-        if config.rope:
-            q, k = (rotate(x, position, config.rope_base) for x in (q, k))
-        return q, k, v
+        return self._placed(q, position, "q_norm"), self._placed(k, position, "k_norm"), v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, exists_BS: Tensor | None) -> Tensor:
+    def _placed(self, x_BTHK: Tensor, position: Tensor, norm: str) -> Tensor:
+        """Norm and rotate queries or keys, as far as they are to be."""
+        if self.config.qk_norm:
+            x_BTHK = rms_norm(x_BTHK, self.get_parameter(norm))
+        return rotate(x_BTHK, position, self.config.rope_base) if self.config.rope else x_BTHK
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        exists_BS: Tensor | None,
+        at_BT: Tensor | None = None,
+    ) -> Tensor:
         y_BTHK = sliding_window(
             q,
             k,
             v,
             window=self.config.window,
             exists_BS=exists_BS,
+            at_BT=at_BT,
             backend=self.backends["sliding_window"],
         )
         y_BTD: Tensor = self.out(y_BTHK.flatten(-2))
@@ -145,6 +155,15 @@ class SlidingWindow(Mixer):
     def forward(self, x_BTD: Tensor) -> Tensor:
         q, k, v = self._project(x_BTD, torch.arange(x_BTD.shape[1], device=x_BTD.device))
         return self._attend(q, k, v, None)
+
+    def outputs_at(self, x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+        H, G, size = self.config.heads, self.config.groups, self.config.head_size
+        q_rows, kv_rows = self.qkv.weight.split((H * size, 2 * G * size))
+        q = F.linear(rows(x_BTD, at_BK), q_rows).unflatten(-1, (H, -1))
+        k, v = F.linear(x_BTD, kv_rows).unflatten(-1, (2 * G, -1)).split((G, G), dim=-2)
+        position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        q, k = self._placed(q, at_BK, "q_norm"), self._placed(k, position_T, "k_norm")
+        return self._attend(q, k, v, None, at_BK)
 
     def mix(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         T, ring = x_BTD.shape[1], state["key"].shape[1]

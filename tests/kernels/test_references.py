@@ -19,15 +19,14 @@ EXACT = 1e-10
 """fp64 has 16 digits; a hundred terms of size 1 in another order lose two or three."""
 
 
-def textbook_attention(q: Tensor, k: Tensor, v: Tensor, position_B: Tensor | None) -> Tensor:
+def textbook_attention(q: Tensor, k: Tensor, v: Tensor, at_BT: Tensor | None) -> Tensor:
     B, T, H, K = q.shape
     group = H // k.shape[2]
     rows = []
     for b in range(B):
-        start = 0 if position_B is None else int(position_B[b])
         for t in range(T):
             for h in range(H):
-                seen = range(start + t + 1)
+                seen = range((t if at_BT is None else int(at_BT[b, t])) + 1)
                 score = torch.stack([q[b, t, h] @ k[b, j, h // group] for j in seen])
                 weight = (score / math.sqrt(K)).exp()
                 values = torch.stack([v[b, j, h // group] for j in seen])
@@ -102,8 +101,8 @@ def textbook_conv(
 
 
 TEXTBOOK: dict[str, Callable[..., object]] = {
-    "attention": lambda q_BTHK, k_BSGK, v_BSGV, position_B: textbook_attention(
-        q_BTHK, k_BSGK, v_BSGV, position_B
+    "attention": lambda q_BTHK, k_BSGK, v_BSGV, at_BT: textbook_attention(
+        q_BTHK, k_BSGK, v_BSGV, at_BT
     ),
     "sliding_window": lambda q_BTHK, k_BSGK, v_BSGV, window, exists_BS: textbook_window(
         q_BTHK, k_BSGK, v_BSGV, window, exists_BS

@@ -23,6 +23,7 @@ EXACT = "fp64_is_exact"
 LONG = "fp64_is_exact_across_chunks"
 STEPS = "steps_equal_one_pass"
 FORWARD = "forward_equals_mix_from_the_empty_state"
+AT = "outputs_at_positions_are_those_of_the_whole"
 CAUSAL = "no_token_sees_a_later_one"
 APART = "sequences_do_not_touch_each_other"
 STATE = "state_kept_is_the_state_declared"
@@ -57,6 +58,11 @@ CANONICAL = """\
 FORWARD_OF = """\
     def forward(self, x_BTD: Tensor) -> Tensor:
         y_BTD = self.mix(x_BTD, self.init_state(len(x_BTD), 1, x_BTD.dtype, x_BTD.device))[0]
+        return """
+
+OUTPUTS_AT = """\
+    def outputs_at(self, x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+        from archsearch.mixer import rows
         return """
 
 FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
@@ -125,6 +131,14 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"    def step": FORWARD_OF + "1.001 * y_BTD\n\n    def step"},
         {FORWARD, EXACT, LONG},
     ),
+    "outputs at positions are those of the first ones": (
+        {"    def step": OUTPUTS_AT + "self(x_BTD)[:, : at_BK.shape[1]]\n\n    def step"},
+        {AT},
+    ),
+    "outputs at positions pass no gradient back to tokens before": (
+        {"    def step": OUTPUTS_AT + "rows(self(x_BTD.detach()), at_BK)\n\n    def step"},
+        {AT},
+    ),
     "the module remembers the last segment": (
         {MIX: "        self.last = x_BTD.detach()[:, -1]\n" + MIX},
         {MODULE},
@@ -145,11 +159,11 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "a parameter is never used": (
         {INNER: "        self.spare = nn.Linear(2, 2)\n" + INNER},
-        {GRADIENTS, POPULATION},
+        {GRADIENTS, POPULATION, AT},
     ),
     "a gradient is not a number": (
         {VALUE: f"torch.where({VALUE} > -1e9, {VALUE}, {VALUE}.sqrt())"},
-        {GRADIENTS, POPULATION},
+        {GRADIENTS, POPULATION, AT},
     ),
     "the result is in another dtype": (
         {RESULT + ",": RESULT + ".float(),"},
@@ -259,4 +273,4 @@ def test_pytest_collects_the_contract_as_the_guide_says(tmp_path: Path) -> None:
     (tmp_path / "test_running_mean.py").write_text(EXAMPLE_TEST)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert "17 passed" in out.stdout, out.stdout + out.stderr
+    assert "18 passed" in out.stdout, out.stdout + out.stderr

@@ -19,22 +19,22 @@ def attention(
     k_BSGK: Tensor,
     v_BSGV: Tensor,
     *,
-    position_B: Tensor | None = None,
+    at_BT: Tensor | None = None,
     backend: str,
 ) -> Tensor:
     """Return y_BTHV in the dtype of q.
 
     Args:
         q_BTHK, k_BSGK, v_BSGV: one floating dtype; H is a multiple of G.
-        position_B: index among the keys of each sequence's first query (int64, on the device), for
-            a cache that is longer than what it holds; query t sees keys 0 .. position + t.
-            None: S = T and queries start at key 0.
+        at_BT: index among the keys of every query (int64, on the device), in any order: it sees
+            keys 0 .. at, for a cache that is longer than what it holds, or for some queries only.
+            None: S = T and query t stands at key t.
         backend: `reference` or `sdpa`.
 
     Raises:
         LookupError: no such backend.
     """
-    y_BTHV: Tensor = FAMILY.load(backend)(q_BTHK, k_BSGK, v_BSGV, position_B=position_B)
+    y_BTHV: Tensor = FAMILY.load(backend)(q_BTHK, k_BSGK, v_BSGV, at_BT=at_BT)
     return y_BTHV
 
 
@@ -54,8 +54,8 @@ def make_inputs(sizes: Sizes) -> Call:
         "k_BSGK": normal(B, S, G, K),
         "v_BSGV": normal(B, S, G, K),
     }
-    position_B = torch.arange(B) % 3 + past - 2 if sizes.state else None
-    return Call(tensors, {"position_B": position_B})
+    first_B1 = torch.arange(B)[:, None] % 3 + past - 2
+    return Call(tensors, {"at_BT": first_B1 + torch.arange(T) if sizes.state else None})
 
 
 FAMILY = Family(

@@ -10,21 +10,18 @@ from torch import Tensor
 from archsearch_kernels.precision import accumulator
 
 
-def attention(
-    q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, position_B: Tensor | None
-) -> Tensor:
+def attention(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, at_BT: Tensor | None) -> Tensor:
     """See `archsearch_kernels.attention.attention`."""
     T, H, K = q_BTHK.shape[1:]
     S, G = k_BSGK.shape[1:3]
     compute = accumulator(q_BTHK.dtype)
     q_BTGRK = q_BTHK.to(compute).unflatten(2, (G, H // G))
     score_BGRTS = torch.einsum("btgrk,bsgk->bgrts", q_BTGRK, k_BSGK.to(compute)) * K**-0.5
-    query_T = torch.arange(T, device=q_BTHK.device)
     key_S = torch.arange(S, device=q_BTHK.device)
-    if position_B is None:
-        visible = key_S <= query_T[:, None]
+    if at_BT is None:
+        visible = key_S <= torch.arange(T, device=q_BTHK.device)[:, None]
     else:
-        visible = (key_S <= (position_B[:, None] + query_T)[..., None])[:, None, None]
+        visible = (key_S <= at_BT[..., None])[:, None, None]
     weight_BGRTS = score_BGRTS.masked_fill(~visible, -torch.inf).softmax(-1)
     y_BTGRV = torch.einsum("bgrts,bsgv->btgrv", weight_BGRTS, v_BSGV.to(compute))
     return y_BTGRV.flatten(2, 3).to(q_BTHK.dtype)

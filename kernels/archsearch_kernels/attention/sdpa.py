@@ -10,13 +10,10 @@ from torch import Tensor
 from archsearch_kernels.dot_product import dot_product_attention
 
 
-def attention(
-    q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, position_B: Tensor | None
-) -> Tensor:
+def attention(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, at_BT: Tensor | None) -> Tensor:
     """See `archsearch_kernels.attention.attention`."""
     mask_B1TS = None
-    if position_B is not None:
-        query_BT = position_B[:, None] + torch.arange(q_BTHK.shape[1], device=q_BTHK.device)
+    if at_BT is not None:
         key_S = torch.arange(k_BSGK.shape[1], device=q_BTHK.device)
-        mask_B1TS = (key_S <= query_BT[..., None])[:, None]
+        mask_B1TS = (key_S <= at_BT[..., None])[:, None]
     return dot_product_attention(q_BTHK, k_BSGK, v_BSGV, mask_B1TS)

@@ -67,6 +67,7 @@ def linear_attention(
     memory_BHFV: Tensor | None = None,
     normaliser_BHF: Tensor | None = None,
     keep_state: bool = True,
+    at_BT: Tensor | None = None,
     backend: str,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return y_BTHV in the dtype of q, and the memory and normaliser after the last token.
@@ -82,6 +83,9 @@ def linear_attention(
             own, and its own is 0 while nothing has been read.
         normalise: False leaves the denominator out, and the normaliser (None).
         memory_BHFV, normaliser_BHF: state to continue from, fp32 (fp64 for fp64 inputs).
+        at_BT: index among the keys of every query, in any order, for queries that are fewer than
+            the keys; `position_BT` is that of the keys. None: query t stands at key t, as it must
+            under `triton`.
         keep_state: False leaves the two final states out (None), which saves their work.
         backend: `reference`, `quadratic`, `chunked`, or, on CUDA, `triton`: the kernels of
             `taylor_linear_attention`, for the map `taylor` with its normaliser and no decay.
@@ -94,6 +98,7 @@ def linear_attention(
     feature_size(feature_map, q_BTHK.shape[-1])
     if backend == "triton":
         _require_taylor(feature_map, log_decay_H, normalise)
+        assert at_BT is None
         result: tuple[Tensor, Tensor | None, Tensor | None] = FAMILY.load(backend)(
             q_BTHK,
             k_BTHK,
@@ -105,9 +110,12 @@ def linear_attention(
         )
         return result
     compute = accumulator(q_BTHK.dtype)
+    places_BT = position_BT
+    if position_BT is not None and at_BT is not None:
+        places_BT = position_BT.expand(len(at_BT), -1).gather(1, at_BT)
     query, key = (
-        mapped(feature_map, x_BTHK.to(compute), projection_PK, position_BT, max_len)
-        for x_BTHK in (q_BTHK, k_BTHK)
+        mapped(feature_map, x_BTHK.to(compute), projection_PK, places, max_len)
+        for x_BTHK, places in ((q_BTHK, places_BT), (k_BTHK, position_BT))
     )
     y_BTHV, memory, normaliser = FAMILY.load(backend)(
         query,
@@ -120,6 +128,7 @@ def linear_attention(
         memory_BHFV=memory_BHFV,
         normaliser_BHF=normaliser_BHF,
         keep_state=keep_state,
+        at_BT=at_BT,
     )
     return y_BTHV.to(q_BTHK.dtype), memory, normaliser
 

@@ -25,17 +25,23 @@ def linear_attention(
     memory_BHFV: Tensor | None,
     normaliser_BHF: Tensor | None,
     keep_state: bool,
+    at_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """See `archsearch_kernels.linear_attention.linear_attention`."""
     query_BHTK, v_BHSV = query_BTHK.transpose(1, 2), v_BTHV.transpose(1, 2)
-    weight_BHTS = expansion.similarity(query_BHTK, key_BTHK.transpose(1, 2)).tril()
+    weight_BHTS = expansion.similarity(query_BHTK, key_BTHK.transpose(1, 2))
+    age_S = torch.arange(v_BTHV.shape[1], device=v_BTHV.device, dtype=v_BTHV.dtype)
+    if at_BT is None:
+        weight_BHTS, query_T1 = weight_BHTS.tril(), age_S[:, None]
+    else:
+        query_T1 = at_BT[:, None, :, None].to(age_S.dtype)
+        weight_BHTS = weight_BHTS * (age_S <= query_T1)
     if exists_BT is not None:
         weight_BHTS = weight_BHTS * exists_BT[:, None, None, :]
-    age_T = torch.arange(v_BTHV.shape[1], device=v_BTHV.device, dtype=v_BTHV.dtype)
-    y_BHTV = _decayed(weight_BHTS, age_T[:, None] - age_T, log_decay_H) @ v_BHSV
+    y_BHTV = _decayed(weight_BHTS, query_T1 - age_S, log_decay_H) @ v_BHSV
     query_BHTF = None if memory_BHFV is None else expansion.features(query_BHTK)
     if query_BHTF is not None and memory_BHFV is not None:
-        y_BHTV = y_BHTV + _decayed(query_BHTF, age_T[:, None] + 1, log_decay_H) @ memory_BHFV
+        y_BHTV = y_BHTV + _decayed(query_BHTF, query_T1 + 1, log_decay_H) @ memory_BHFV
     if normalise:
         denominator_BHT = weight_BHTS.sum(-1)
         if query_BHTF is not None and normaliser_BHF is not None:
@@ -45,9 +51,9 @@ def linear_attention(
     if not keep_state:
         return y_BTHV, None, None
     key_BHSF = features_of(expansion, key_BTHK, exists_BT).transpose(1, 2)
-    new_memory_BHFV = _decayed(key_BHSF, age_T.flip(0)[:, None], log_decay_H).mT @ v_BHSV
+    new_memory_BHFV = _decayed(key_BHSF, age_S.flip(0)[:, None], log_decay_H).mT @ v_BHSV
     if memory_BHFV is not None:
-        new_memory_BHFV = new_memory_BHFV + _decayed(memory_BHFV, age_T[-1:] + 1, log_decay_H)
+        new_memory_BHFV = new_memory_BHFV + _decayed(memory_BHFV, age_S[-1:] + 1, log_decay_H)
     if not normalise:
         return y_BTHV, new_memory_BHFV, None
     new_normaliser_BHF = key_BHSF.sum(-2)

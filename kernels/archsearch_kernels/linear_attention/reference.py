@@ -23,6 +23,7 @@ def linear_attention(
     memory_BHFV: Tensor | None,
     normaliser_BHF: Tensor | None,
     keep_state: bool,
+    at_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """See `archsearch_kernels.linear_attention.linear_attention`."""
     query_BTHF = expansion.features(query_BTHK)
@@ -33,19 +34,21 @@ def linear_attention(
     if normaliser_BHF is None:
         normaliser_BHF = v_BTHV.new_zeros(B, H, F)
     outputs = []
-    for query_BHF, key_BHF, v_BHV in zip(
-        query_BTHF.unbind(1), key_BTHF.unbind(1), v_BTHV.unbind(1), strict=True
+    for token, (key_BHF, v_BHV) in enumerate(
+        zip(key_BTHF.unbind(1), v_BTHV.unbind(1), strict=True)
     ):
         if log_decay_H is not None:
             memory_BHFV = memory_BHFV * log_decay_H.exp()[:, None, None]
         memory_BHFV = memory_BHFV + key_BHF[..., None] * v_BHV[..., None, :]
-        y_BHV = torch.einsum("bhf,bhfv->bhv", query_BHF, memory_BHFV)
+        normaliser_BHF = normaliser_BHF + key_BHF
+        asked_BTHF = query_BTHF if at_BT is not None else query_BTHF[:, token : token + 1]
+        y_BTHV = torch.einsum("bthf,bhfv->bthv", asked_BTHF, memory_BHFV)
         if normalise:
-            normaliser_BHF = normaliser_BHF + key_BHF
-            denominator_BH = torch.einsum("bhf,bhf->bh", query_BHF, normaliser_BHF)
-            y_BHV = y_BHV / (denominator_BH + EPSILON)[..., None]
-        outputs.append(y_BHV)
-    y_BTHV = torch.stack(outputs, dim=1)
+            denominator_BTH = torch.einsum("bthf,bhf->bth", asked_BTHF, normaliser_BHF)
+            y_BTHV = y_BTHV / (denominator_BTH + EPSILON)[..., None]
+        here = at_BT is None or (at_BT == token)[..., None, None]
+        outputs.append(y_BTHV * here)
+    y_BTHV = torch.cat(outputs, dim=1) if at_BT is None else torch.stack(outputs).sum(0)
     if not keep_state:
         return y_BTHV, None, None
     return y_BTHV, memory_BHFV, normaliser_BHF if normalise else None

@@ -4,7 +4,8 @@
 
 Tokens before the first are those of the tail, or zero.
 
-Shape suffixes: B batch, T tokens, C channels, J taps, P = J - 1 tokens carried in.
+Shape suffixes: B batch, T tokens, K positions asked for, C channels, J taps, P = J - 1 tokens
+carried in.
 """
 
 import torch
@@ -19,6 +20,7 @@ def short_conv(
     bias_C: Tensor | None = None,
     *,
     tail_BPC: Tensor | None = None,
+    at_BK: Tensor | None = None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Return y_BTC and the next tail_BPC, the last P inputs in order of time; in the dtype of x.
@@ -28,13 +30,14 @@ def short_conv(
         weight_CJ: taps; the last one weighs the current token.
         bias_C: added to every output.
         tail_BPC: the P inputs before the first; None: zeros.
+        at_BK: int64 positions in [0, T) whose outputs are asked for, y_BKC; None: all.
         backend: `reference`.
 
     Raises:
         LookupError: no such backend.
     """
     result: tuple[Tensor, Tensor] = FAMILY.load(backend)(
-        x_BTC, weight_CJ, bias_C, tail_BPC=tail_BPC
+        x_BTC, weight_CJ, bias_C, tail_BPC=tail_BPC, at_BK=at_BK
     )
     return result
 

@@ -1,6 +1,7 @@
 """Definition of the short causal convolution: a sum over taps of shifted inputs.
 
-Shape suffixes: B batch, T tokens, C channels, J taps, P = J - 1 tokens carried in.
+Shape suffixes: B batch, T tokens, K positions asked for, C channels, J taps, P = J - 1 tokens
+carried in.
 """
 
 import torch
@@ -11,7 +12,12 @@ from archsearch_kernels.precision import accumulator
 
 
 def short_conv(
-    x_BTC: Tensor, weight_CJ: Tensor, bias_C: Tensor | None, *, tail_BPC: Tensor | None
+    x_BTC: Tensor,
+    weight_CJ: Tensor,
+    bias_C: Tensor | None,
+    *,
+    tail_BPC: Tensor | None,
+    at_BK: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See `archsearch_kernels.short_conv.short_conv`."""
     T, taps = x_BTC.shape[1], weight_CJ.shape[1]
@@ -20,10 +26,18 @@ def short_conv(
     else:
         padded = torch.cat((tail_BPC, x_BTC), dim=1)
     compute = accumulator(x_BTC.dtype)
-    wide, weight = padded.to(compute), weight_CJ.to(compute)
-    y_BTC = wide[:, :T] * weight[:, 0]
+    weight = weight_CJ.to(compute)
+
+    def seen(j: int) -> Tensor:
+        """The inputs that tap j weighs."""
+        if at_BK is None:
+            return padded[:, j : j + T].to(compute)
+        index_BK1 = (at_BK + j)[..., None]
+        return padded.gather(1, index_BK1.expand(-1, -1, padded.shape[-1])).to(compute)
+
+    y_BTC = seen(0) * weight[:, 0]
     for j in range(1, taps):
-        y_BTC = torch.addcmul(y_BTC, wide[:, j : j + T], weight[:, j])
+        y_BTC = torch.addcmul(y_BTC, seen(j), weight[:, j])
     if bias_C is not None:
         y_BTC = y_BTC + bias_C.to(compute)
     tail = padded[:, T:].clone()  # a view would keep the whole segment alive

@@ -21,6 +21,7 @@ def sliding_window(
     *,
     window: int,
     exists_BS: Tensor | None = None,
+    at_BT: Tensor | None = None,
     backend: str,
 ) -> Tensor:
     """Return y_BTHV in the dtype of q.
@@ -31,13 +32,15 @@ def sliding_window(
         window: how many keys a query sees at most, its own included; at least 1.
         exists_BS: False for keys that are unused room of a buffer. None: all exist. A query's own
             key always exists.
+        at_BT: index among the keys of every query, in any order. None: S - T + t. With it the work
+            is that of all keys for every query, whatever the backend.
         backend: `reference`, `masked` or `blocked`.
 
     Raises:
         LookupError: no such backend.
     """
     y_BTHV: Tensor = FAMILY.load(backend)(
-        q_BTHK, k_BSGK, v_BSGV, window=window, exists_BS=exists_BS
+        q_BTHK, k_BSGK, v_BSGV, window=window, exists_BS=exists_BS, at_BT=at_BT
     )
     return y_BTHV
 

@@ -2,7 +2,8 @@
 
 A block of C queries sees its own C keys and the `past` keys before them, at least window - 1 where
 there are as many. Queries past the end fill the last block; they see themselves, as a row that
-sees nothing would have no softmax, and no gradient either.
+sees nothing would have no softmax, and no gradient either. Queries at places of their own are in no
+such blocks; they are masked.
 
 Shape suffixes: B batch, T queries, S keys, H query heads, G key-value heads, R query heads of one
 group, K key size, V value size, N blocks, C queries of a block, J keys of a block.
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archsearch_kernels.precision import accumulator
+from archsearch_kernels.sliding_window import masked
 
 SMALLEST_BLOCK = 32
 """Fewer queries would make matrix products too small to be fast."""
@@ -25,8 +27,13 @@ def sliding_window(
     *,
     window: int,
     exists_BS: Tensor | None,
+    at_BT: Tensor | None,
 ) -> Tensor:
     """See `archsearch_kernels.sliding_window.sliding_window`."""
+    if at_BT is not None:
+        return masked.sliding_window(
+            q_BTHK, k_BSGK, v_BSGV, window=window, exists_BS=exists_BS, at_BT=at_BT
+        )
     (B, T, H, K), S, G = q_BTHK.shape, k_BSGK.shape[1], k_BSGK.shape[2]
     block = max(window, SMALLEST_BLOCK)
     if block >= T:

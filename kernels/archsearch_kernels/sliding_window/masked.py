@@ -17,12 +17,14 @@ def sliding_window(
     *,
     window: int,
     exists_BS: Tensor | None,
+    at_BT: Tensor | None,
 ) -> Tensor:
     """See `archsearch_kernels.sliding_window.sliding_window`."""
     T, S = q_BTHK.shape[1], k_BSGK.shape[1]
-    query_T1 = torch.arange(S - T, S, device=q_BTHK.device)[:, None]
-    key_S = torch.arange(S, device=q_BTHK.device)
-    mask_B1TS = ((query_T1 - window < key_S) & (key_S <= query_T1))[None, None]
+    if at_BT is None:
+        at_BT = torch.arange(S - T, S, device=q_BTHK.device)[None]
+    key_S, at_B1T1 = torch.arange(S, device=q_BTHK.device), at_BT[:, None, :, None]
+    mask_B1TS = (at_B1T1 - window < key_S) & (key_S <= at_B1T1)
     if exists_BS is not None:
         mask_B1TS = mask_B1TS & exists_BS[:, None, None]
     return dot_product_attention(q_BTHK, k_BSGK, v_BSGV, mask_B1TS)

@@ -17,6 +17,7 @@ def sliding_window(
     *,
     window: int,
     exists_BS: Tensor | None,
+    at_BT: Tensor | None,
 ) -> Tensor:
     """See `archsearch_kernels.sliding_window.sliding_window`."""
     T, H, K = q_BTHK.shape[1:]
@@ -24,9 +25,10 @@ def sliding_window(
     compute = accumulator(q_BTHK.dtype)
     q_BTGRK = q_BTHK.to(compute).unflatten(2, (G, H // G))
     score_BGRTS = torch.einsum("btgrk,bsgk->bgrts", q_BTGRK, k_BSGK.to(compute)) * K**-0.5
-    query_T1 = torch.arange(S - T, S, device=q_BTHK.device)[:, None]
-    key_S = torch.arange(S, device=q_BTHK.device)
-    visible = (query_T1 - window < key_S) & (key_S <= query_T1)
+    if at_BT is None:
+        at_BT = torch.arange(S - T, S, device=q_BTHK.device)[None]
+    key_S, at_B11T1 = torch.arange(S, device=q_BTHK.device), at_BT[:, None, None, :, None]
+    visible = (at_B11T1 - window < key_S) & (key_S <= at_B11T1)
     if exists_BS is not None:
         visible = visible & exists_BS[:, None, None, None]
     weight_BGRTS = score_BGRTS.masked_fill(~visible, -torch.inf).softmax(-1)
