@@ -44,13 +44,18 @@ class Cursor:
         """Note a problem with this value, or with one `below` it that may be missing."""
         route = (*self.route, *below)
         at = position(self.document, route, at_key)
-        where, one_line = dotted(route) or "study", message.replace("\n", r"\n")
-        self.problems.append(Problem(at.line, at.column, where, one_line))
+        where = shown(dotted(route)) or "study"
+        self.problems.append(Problem(at.line, at.column, where, shown(message)))
         return Rejected()
 
     def expected(self, accepts: str, hint: str = "") -> Rejected:
         """Note that something else was found here."""
         return self.refuse(f"found {describe(self.value)}; expected {accepts}{hint}")
+
+
+def shown(text: str) -> str:
+    """Text as one line, in which what cannot be seen is written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def position(document: Document, route: Route, at_key: bool = False) -> Position:

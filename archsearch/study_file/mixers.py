@@ -16,7 +16,7 @@ from archsearch.model_spec import Option, Slot
 from archsearch.registry import default_parts, mixer_fields, mixer_names
 from archsearch.space import Field, Value
 from archsearch.study_file.fields import candidates
-from archsearch.study_file.grammar import NONE, Cursor, Rejected, check_keys, items, text
+from archsearch.study_file.grammar import NONE, Cursor, Rejected, check_keys, describe, items, text
 
 ONE_OF = "one_of"
 PARTS = "parts"
@@ -182,7 +182,12 @@ def _fields_of(cursor: Cursor, name: str, place: Place, *below: str) -> Mapping[
     names = mixer_names()
     if name not in names:
         others = [*names, ONE_OF, NONE, REPEAT, RATIO]
-        said = f"no mixer '{name}'; installed: {', '.join(names)}{nearest(name, others)}"
+        if name == ONE_OF:
+            said = f"a {ONE_OF} has no {ONE_OF} in it; list all alternatives in one"
+        else:
+            said = (
+                f"no mixer {describe(name)}; installed: {', '.join(names)}{nearest(name, others)}"
+            )
         raise cursor.refuse(said, *below, at_key=True)
     try:
         fields, is_composite = mixer_fields(name), bool(default_parts(name))

@@ -5,6 +5,7 @@ is wrong with one alone is found as it is read, what is wrong with the whole sta
 Knows nothing of what stands around the layers.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -61,14 +62,14 @@ def _piece(cursor: Cursor) -> Piece:
     return read_slot(cursor, IN_STACK)
 
 
+_FRACTION = r"^ *[0-9]{1,9} */ *0*[1-9][0-9]{0,8} *$"
+
+
 def _parse_share(value: Data) -> float:
     if isinstance(value, str):
-        top, slash, bottom = value.partition("/")
-        if not slash or not top.strip().isdecimal() or not bottom.strip().isdecimal():
+        if re.match(_FRACTION, value) is None:
             raise ValueError
-        if int(bottom) == 0:
-            raise ValueError("nothing has a share of 1/0")
-        value = float(Fraction(int(top), int(bottom)))
+        value = float(Fraction(value.replace(" ", "")))
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError
     return float(value)
@@ -79,7 +80,7 @@ _SHARE = scalar(
     {
         "anyOf": [
             {"type": "number", "minimum": 0, "maximum": 1},
-            {"type": "string", "pattern": r"^\s*[0-9]+\s*/\s*[0-9]*[1-9][0-9]*\s*$"},
+            {"type": "string", "pattern": _FRACTION},
         ]
     },
     _parse_share,
