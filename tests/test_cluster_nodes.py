@@ -83,8 +83,14 @@ def test_trials_that_are_to_be_alone_have_one_node_each() -> None:
 
 def test_the_nearest_fit_of_several_nodes_is_named() -> None:
     have = [node("a", CPU=64), node("b", CPU=8, GPU=1, **{"accelerator_type:L4": 1})]
-    with pytest.raises(ServiceError, match="nearest has 8 CPUs and 1 GPUs; device types: L4"):
-        Nodes(ResourcesSpec(gpus=2), have)
+    for asked, nearest in (
+        (ResourcesSpec(gpus=2), "8 CPUs and 1 GPUs"),
+        (ResourcesSpec(cpus=128), "64 CPUs and 0 GPUs"),
+        (ResourcesSpec(cpus=128, device="L4"), "8 CPUs and 1 GPUs"),
+        (ResourcesSpec(cpus=128, device="H200"), "64 CPUs and 0 GPUs"),
+    ):
+        with pytest.raises(ServiceError, match=f"nearest has {nearest}; device types: L4"):
+            Nodes(asked, have)
 
 
 def test_a_share_of_a_gpu_is_capped_before_the_trial_runs(monkeypatch: pytest.MonkeyPatch) -> None:

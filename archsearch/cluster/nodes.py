@@ -151,8 +151,13 @@ class Nodes:
             wanted += f" and {asked.gpus:g} GPUs"
         if asked.device is not None:
             wanted += f" of type {asked.device}"
+
+        def nearness(has: Mapping[str, float]) -> tuple[bool, float, float]:
+            gpus = min(has.get("GPU", 0), asked.gpus)
+            return f"accelerator_type:{asked.device}" in has, gpus, has.get("CPU", 0)
+
         nodes = [node.has for node in self._alive.values()]
-        best = max(nodes, key=lambda has: (has.get("GPU", 0), has.get("CPU", 0)), default={})
+        best = max(nodes, key=nearness, default={})
         types = sorted(
             {name.partition(":")[2] for has in nodes for name in has if "accelerator_type:" in name}
         )
