@@ -119,7 +119,7 @@ def test_trials_of_a_node_that_dies_go_again_on_one_that_joins(
         raylets.wait_for(raylets.add(2, "LONE"))
         said = lines(driver)
     assert said[-1]["reason"] == "trials", said[-1]
-    assert "has joined the cluster; trials at once now: 1" in notes(said)
+    assert "has joined the cluster; trials at once now: 2" in notes(said)
     spec = stub_study(tmp_path)
     assert {one.state for one in stored(spec)} == {TrialState.COMPLETE}
     *lost, last = stored(spec)[1].attempts
@@ -183,7 +183,8 @@ def test_what_fits_no_node_is_refused_with_the_nearest(raylets: Raylets, tmp_pat
     asked = {"device": "NONE", "cpus": 64}
     error = lines(drive(raylets, tmp_path, {}, resources=asked))[-1]["error"]
     assert "asks for 64 CPUs of type NONE, and no machine here can ever give that" in error
-    assert "the nearest has 2 CPUs and 0 GPUs; device types: GOOD, " in error
+    # The largest of the nodes that are there by now.
+    assert re.search(r"the nearest has [23] CPUs and 0 GPUs; device types: GOOD, ", error)
 
 
 @pytest.mark.parametrize("is_job", [False, True], ids=["on a node", "as a job"])
