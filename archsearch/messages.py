@@ -25,10 +25,22 @@ from archsearch.spec import (
 )
 from archsearch.stopping import Decision, decide, point_of, quality
 
+Recall = Annotated[float, Field(ge=0, le=1)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e12)]
+"""Of something measured: thirty years at most."""
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+Name = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+"""What a column of the database holds whole."""
+
 
 class _Message(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        ser_json_bytes="base64",
+        val_json_bytes="base64",
     )
 
 
@@ -142,9 +154,9 @@ class MemberResult(_Message):
     seed: int
     diverged: bool
     train_loss: float | None
-    selection_recall: float
-    report_recall: float
-    report_by_segment: dict[str, float]
+    selection_recall: Recall
+    report_recall: Recall
+    report_by_segment: dict[str, Recall]
     """By name of segment, such as `L256K64`."""
 
 
@@ -152,12 +164,12 @@ class Rung(_Message):
     """Population state at one evaluation on the selection split. Lists have one entry a member."""
 
     kind: Literal["rung"] = "rung"
-    rung: int
-    step: int
+    rung: Count
+    step: Count
     epoch: float
     seconds: float
     train_loss: tuple[float | None, ...]
-    selection_recall: tuple[float, ...]
+    selection_recall: tuple[Recall, ...]
 
 
 class Evaluation(_Message):
@@ -172,17 +184,17 @@ class Evaluation(_Message):
     members: tuple[MemberResult, ...]
     rungs: tuple[Rung, ...]
     learning_rate: float
-    recall: float
-    recall_spread: float
-    recall_by_pairs: dict[int, float]
-    recall_by_length: dict[int, float]
+    recall: Recall
+    recall_spread: Recall
+    recall_by_pairs: dict[int, Recall]
+    recall_by_length: dict[int, Recall]
     diverged_members: int
     train_seconds: float
     groups: tuple[int, ...] = ()
     """Sizes of the groups that the members were trained in, one after the other; one if all fitted
     the device together. Empty: not recorded."""
-    kernel_backends: dict[str, str]
-    versions: dict[str, str]
+    kernel_backends: dict[str, Name]
+    versions: dict[str, Name]
 
     @property
     def chosen(self) -> tuple[MemberResult, ...]:
@@ -198,8 +210,8 @@ class LatencyPoint(_Message):
 
     batch: int
     context: int
-    median_ms: float
-    iqr_ms: float
+    median_ms: Milliseconds
+    iqr_ms: Milliseconds
     repeats: int
 
 
@@ -207,13 +219,13 @@ class Profile(_Message):
     """Measurements of one architecture on one device model."""
 
     arch_hash: str
-    device_model: str
+    device_model: Name
     exclusive: bool
     prefill: tuple[LatencyPoint, ...]
     decode: tuple[LatencyPoint, ...]
-    state_bytes: dict[int, int]
+    state_bytes: dict[int, Bytes]
     """Context length -> bytes really held for one sequence after that many tokens."""
-    peak_memory_bytes: int
+    peak_memory_bytes: Bytes
     threads: int
 
 
@@ -221,24 +233,27 @@ class Started(_Message):
     """The worker is up: where it runs."""
 
     kind: Literal["started"] = "started"
-    node: str
-    pid: int
-    device_model: str
+    node: Name
+    pid: Count
+    device_model: Name
+
+
+_Error = Annotated[float, Field(allow_inf_nan=True)]
 
 
 class Checked(_Message):
     """A kernel was compared with its reference. Errors are relative; null if they are infinite."""
 
     kind: Literal["checked"] = "checked"
-    key: str
+    key: Annotated[str, Field(pattern=r"^[0-9a-zA-Z]{1,64}$")]
     """Of all that the verdict depends on, as from `kernel_check.check_key`."""
     family: str
     backend: str
     device_model: str
     dtype: str
     ok: bool
-    forward_error: float | None
-    gradient_error: float | None
+    forward_error: _Error | None
+    gradient_error: _Error | None
     tolerance: float
     worst: str
     versions: dict[str, str]
@@ -263,7 +278,7 @@ class Stopped(_Message):
     """Training ends after this rung, as `TrialRequest.decide` says; the last event."""
 
     kind: Literal["stopped"] = "stopped"
-    rung: int
+    rung: Count
     reason: str
 
 

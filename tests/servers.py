@@ -9,7 +9,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +21,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def postgres_server(host: str, port: int, password: str = "") -> Iterator[None]:
+def postgres_server(host: str, port: int, password: str = "") -> Iterator[Callable[[], None]]:
     """Debian's PostgreSQL, empty, with the superuser `postgres`; without a password, all may enter.
 
-    The server refuses to run as root; then it runs as Debian's user `postgres`.
+    Gives a function that restarts it, as after a crash. The server refuses to run as root; then it
+    runs as Debian's user `postgres`.
     """
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     assert programs, "these tests need PostgreSQL: apt-get install postgresql"
@@ -46,7 +47,7 @@ def postgres_server(host: str, port: int, password: str = "") -> Iterator[None]:
     settings = f"-p {port} -k {folder} -c listen_addresses={host} -c fsync=off"
     call("pg_ctl", "-l", str(folder / "log"), "-w", "-o", settings, "start")
     try:
-        yield
+        yield lambda: call("pg_ctl", "-l", str(folder / "log"), "-w", "-m", "immediate", "restart")
     finally:
         call("pg_ctl", "-w", "-m", "immediate", "stop")
         shutil.rmtree(folder)

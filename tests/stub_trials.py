@@ -48,6 +48,7 @@ from archsearch.spec import (
 
 FUNCTION = "stub_trials:run_stub"
 DEVICE_MODEL = "pretended device"
+_ORDERS = ["kill", "terminate", "leave", "raise", "import", "exhaust", "lose", "diverge", "nothing"]
 SICK = "ARCHSEARCH_STUB_SICK"
 """Environment variable of a node on which every trial is lost."""
 NAME = "ARCHSEARCH_STUB_NAME"
@@ -60,8 +61,10 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
     """A small study of pretended trials, with its database and weights in `folder`.
 
     Orders: `jitter_s` (random duration), and by trial number `kill`, `raise`, `exhaust`, `lose`,
-    `diverge`, `nothing` (just end), `infinite`, and `hold` (wait for the lock of the file `hold` in
-    `folder`); `kill_once` and `lose_once` do it in the first attempt only, `kill_at_rung_once`
+    `terminate`, `leave` (end the process), `import` (a module is missing, as long as there is a
+    file `missing` in `folder`), `diverge`, `one_diverges`, `nothing` (just end), `infinite`, and
+    `hold` (wait for the lock of the file `hold` in `folder`); `kill_once` and the like do it in the
+    first attempt only, `kill_at_rung_once`
     after its second rung. `confirming` says how trials end when they are confirmed: `diverge`
     always, `kill` the first time. With `rungs`, a study of so many that stops trials early, of
     `trials`. With `timed`, the decode latency is an objective too.
@@ -80,7 +83,7 @@ def stub_study(folder: Path, name: str = "stub", orders: dict[str, Any] | None =
         task=MqarSpec(recipe=json.dumps(told), vocab_size=64, train=(segment,), test=(segment,)),
         train=TrainSpec(
             learning_rates=(1e-3,),
-            seeds=1,
+            seeds=told.get("seeds", 1),
             epochs=1,
             batch_size=8,
             test_batch_size=8,
@@ -122,7 +125,9 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
         return
     if request.number in orders.get("hold", []):
         _wait_for(folder / "hold")
-    for order in ("kill", "raise", "exhaust", "lose", "diverge", "nothing"):
+    for order in _ORDERS:
+        if order == "import" and not (folder / "missing").exists():
+            continue
         once = attempt == 1 and request.number in orders.get(f"{order}_once", [])
         if once or request.number in orders.get(order, []):
             yield from _misbehave(order)
@@ -143,7 +148,9 @@ def run_stub(request: TrialRequest) -> Iterator[Event]:
         if how == "diverge" or (how == "kill" and attempt == 2):  # the first was the search's own
             yield from _misbehave(how)
             return
-        yield Evaluated(evaluation=_evaluation(request, rungs), weights=b"pretended weights")
+        one_diverges = request.number in orders.get("one_diverges", [])
+        evaluation = _evaluation(request, rungs, 1 if one_diverges else 0)
+        yield Evaluated(evaluation=evaluation, weights=b"pretended weights")
     if not request.profile_wanted:
         return
     latency = float("inf") if request.number in orders.get("infinite", []) else 1.5
@@ -177,8 +184,13 @@ def _wait_for(path: Path) -> None:
 
 
 def _misbehave(order: str) -> Iterator[Event]:
-    if order == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if order in ("kill", "terminate"):
+        os.kill(os.getpid(), signal.SIGKILL if order == "kill" else signal.SIGTERM)
+        signal.pause()
+    if order == "leave":
+        os._exit(1)
+    if order == "import":
+        raise ImportError("as ordered")
     if order == "raise":
         raise ZeroDivisionError("as ordered")
     if order == "exhaust":
@@ -202,28 +214,29 @@ def pretended_recall(arch_hash: str) -> float:
 def _rungs(request: TrialRequest) -> tuple[Rung, ...]:
     """Recall rises evenly to what the architecture reaches in the end."""
     count, recall = request.train.rungs, pretended_recall(request.arch.arch_hash)
+    members = len(request.train.member_rates)
     return tuple(
         Rung(
             rung=rung,
             step=rung + 1,
             epoch=(rung + 1) / count,
             seconds=0.1,
-            train_loss=(0.5,),
-            selection_recall=(recall * (rung + 1) / count,),
+            train_loss=(0.5,) * members,
+            selection_recall=(recall * (rung + 1) / count,) * members,
         )
         for rung in range(count)
     )
 
 
-def _evaluation(request: TrialRequest, rungs: tuple[Rung, ...]) -> Evaluation:
+def _evaluation(request: TrialRequest, rungs: tuple[Rung, ...], diverged: int) -> Evaluation:
     pretended = pretended_recall if request.profile_wanted else fresh_recall
     recall = pretended(request.arch.arch_hash)
     members = tuple(
         MemberResult(
             learning_rate=1e-3,
             seed=seed,
-            diverged=False,
-            train_loss=0.5,
+            diverged=seed < diverged,
+            train_loss=0.5 if seed >= diverged else None,
             selection_recall=recall,
             report_recall=recall,
             report_by_segment={"L32K4": recall},
@@ -240,7 +253,7 @@ def _evaluation(request: TrialRequest, rungs: tuple[Rung, ...]) -> Evaluation:
         recall_spread=0.0,
         recall_by_pairs={4: recall},
         recall_by_length={32: recall},
-        diverged_members=0,
+        diverged_members=diverged,
         train_seconds=0.1,
         kernel_backends={},
         versions={},

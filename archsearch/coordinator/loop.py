@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from archsearch.cluster import Alive, Answer, Arrival, Cluster, Gone, News, Returned, Up
+from archsearch.coordinator.answers import objection
 from archsearch.coordinator.book import Entry
 from archsearch.coordinator.confirming import Confirming
 from archsearch.coordinator.desk import Desk
@@ -279,6 +280,11 @@ class Loop:
 
     def _hear(self, flight: Flight, answer: Answer) -> None:
         ledger, event = self.desk.ledger, answer.event
+        if said := objection(flight, event):
+            self.cluster.cancel(answer.token)
+            message = f"the trial's report is no answer to what was asked: {said}"
+            self._fail(answer.token, FailureClass.PLUGIN_ERROR, message)
+            return
         if isinstance(event, Started):
             flight.started = event
             ledger.note_started(answer.token, event)
@@ -293,8 +299,6 @@ class Loop:
             if not flight.confirms:
                 ledger.add_rung(answer.token, event)
         elif isinstance(event, Evaluated):
-            assert event.evaluation.arch_hash == flight.entry.arch.arch_hash
-            assert event.evaluation.recipe_hash == flight.request.recipe_hash
             flight.evaluation = self.desk.put_evaluation(event)
             if flight.confirms:
                 self._land(answer.token)
@@ -333,7 +337,7 @@ class Loop:
 
     def _profiled(self, flight: Flight, token: str, event: Profiled) -> None:
         self._land(token)
-        assert flight.evaluation is not None, "a profile came before its evaluation"
+        assert flight.evaluation is not None
         profile: Profile = event.profile
         with self.desk.ledger.writing() as connection:
             row = put_profile(connection, profile, flight.request.profile_key)

@@ -11,7 +11,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.exceptions import (
+    ExperimentalWarning,
+    StorageInternalError,
+    UpdateFinishedTrialError,
+)
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
@@ -85,14 +89,25 @@ class Mirror:
             return self._storage.get_trial_number_from_id(trial_id)
 
     def tell(self, optuna_number: int, told: Told, reason: str = "") -> None:
-        """End a trial. `reason` says why it has no values."""
+        """End a trial. `reason` says why it has no values.
+
+        Raises StudyRefusedError if another process has ended it: then the study is not ours.
+        """
         with _service_errors():
-            if reason:
-                trial_id = self._storage.get_trial_id_from_study_id_trial_number(
-                    self._study_id, optuna_number
-                )
-                self._storage.set_trial_user_attr(trial_id, _REASON, reason)
-            tell(self._study, self._storage, self._study_id, optuna_number, told)
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(
+                self._study_id, optuna_number
+            )
+            try:
+                if reason:
+                    self._storage.set_trial_user_attr(trial_id, _REASON, reason)
+                tell(self._study, self._storage, self._study_id, optuna_number, told)
+            except (ValueError, UpdateFinishedTrialError) as error:
+                if not self._storage.get_trial(trial_id).state.is_finished():
+                    raise
+                raise StudyRefusedError(
+                    f"study '{self._spec.study}' was taken from this coordinator: another process "
+                    f"has ended Optuna's trial {optuna_number}. This one stops"
+                ) from error
 
     def running(self) -> set[int]:
         """Optuna's numbers of all trials that it takes to be running."""

@@ -69,6 +69,7 @@ def tell(study: Study, storage: BaseStorage, study_id: int, number: int, told: T
     assert all(math.isfinite(value) for value in told.constraints.values()), told.constraints
     trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
     trial = Trial(study, trial_id)
-    for key, value in told.constraints.items():
-        trial.set_constraint(key, value)
+    known = storage.get_trial(trial_id).constraints  # of whoever was killed in the middle of this
+    for key in told.constraints.keys() - known.keys():
+        trial.set_constraint(key, told.constraints[key])
     study.tell(number, told.values, _STATES[told.state])

@@ -16,8 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from archsearch.errors import StudyRefusedError
 from archsearch.messages import PluginFile
 from archsearch.spec import StudySpec
-from archsearch.store.holder import Holder, living_holder
-from archsearch.store.ledger import LEASE_S, Ledger
+from archsearch.store.holder import LEASE_S, Holder, living_holder
+from archsearch.store.ledger import Ledger
 from archsearch.store.reading import Store
 from archsearch.store.tables import studies
 

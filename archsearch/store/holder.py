@@ -15,6 +15,12 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
+LEASE_S = 60.0
+"""How long a study stays held without a sign of life. Renewed every few seconds."""
+_FURTHEST_S = 2 * LEASE_S
+"""No lease reaches further than this, if clocks agree to a minute: one that does was written by a
+clock that has been put right, and its holder shows no sign of life any more."""
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -51,7 +57,10 @@ class Holder:
 
 def living_holder(study: sa.RowMapping) -> Holder | None:
     """Who holds a study, from its row; None if nobody does, or its coordinator is gone."""
-    if study["lease_token"] is None or study["lease_until"] <= datetime.now(UTC):
+    if study["lease_token"] is None:
+        return None
+    left_s = (study["lease_until"] - datetime.now(UTC)).total_seconds()
+    if not 0 < left_s <= _FURTHEST_S:
         return None
     holder = Holder.from_plain(study["lease_holder"])
     return None if holder.is_gone else holder

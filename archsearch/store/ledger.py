@@ -20,12 +20,9 @@ from archsearch.messages import Rung, Started
 from archsearch.records import AttemptState, Request, TrialState
 from archsearch.spec import SearchSpec
 from archsearch.store.database import Database
-from archsearch.store.holder import Holder
+from archsearch.store.holder import LEASE_S, Holder
 from archsearch.store.results import plain
 from archsearch.store.tables import attempts, rungs, studies, trials
-
-LEASE_S = 60.0
-"""How long a study stays held without a sign of life. Renewed every few seconds."""
 
 
 @dataclass(frozen=True)

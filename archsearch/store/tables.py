@@ -44,6 +44,19 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC) if value.tzinfo is not None else value.replace(tzinfo=UTC)
 
 
+class PlainText(TypeDecorator[str]):
+    """What people read, as every database takes it: without NUL, and its end if it is long."""
+
+    impl = Text
+    cache_ok = True
+    longest = 20_000
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.replace("\0", "\N{REPLACEMENT CHARACTER}")[-self.longest :]
+
+
 metadata = MetaData()
 
 studies = Table(
@@ -122,8 +135,8 @@ trials = Table(
     Column("violations", JSON, nullable=False),
     Column("duplicate_of", Integer),
     Column("failure", String(32)),
-    Column("message", Text, nullable=False),
-    Column("traceback", Text, nullable=False),
+    Column("message", PlainText, nullable=False),
+    Column("traceback", PlainText, nullable=False),
     Column("proposed_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
     Column("optuna_number", Integer),
@@ -152,10 +165,10 @@ attempts = Table(
     Column("started_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
     Column("failure", String(32)),
-    Column("message", Text, nullable=False),
+    Column("message", PlainText, nullable=False),
     # An answer that came after the attempt was given up: kept for people, never used.
     Column("late_answer", JSON),
-    Column("traceback", Text, nullable=False, server_default=text("''")),
+    Column("traceback", PlainText, nullable=False, server_default=text("''")),
     # Until when its worker is believed to live without another sign of life.
     Column("lease_until", UtcDateTime),
     # On a worker, times the GPUs (or CPU cores) of one trial.
