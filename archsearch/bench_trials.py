@@ -12,6 +12,7 @@ Shape suffixes: B batch, T tokens, K labelled positions, N = B K.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -81,8 +82,15 @@ def pace_of_population(
     device: str,
     epochs: int,
     execution: Execution | None = None,
+    deterministic: bool = False,
 ) -> Pace:
-    """Train all members of a recipe together, for its first epochs."""
+    """Train all members of a recipe together, for its first epochs.
+
+    Args:
+        deterministic: with torch's deterministic algorithms, under which a training on CUDA repeats
+            bit by bit: gradients of the embedding are sorted sums in place of atomics. On a CPU
+            every training does.
+    """
     begun = time.perf_counter()
     draw, selection = partial(generate, task, "train", device), generate(task, "selection", device)
     data, redraw = draw(), draw if train.data == "fresh" else None
@@ -100,7 +108,21 @@ def pace_of_population(
         together=members_together(arch, task, train, device, backends),
     )
     trained = (rung.selection_recall for rung in population.train(data, selection, None, redraw))
-    return _pace(len(population.members), begun, trained, epochs, device)
+    with _algorithms(deterministic):
+        return _pace(len(population.members), begun, trained, epochs, device)
+
+
+@contextmanager
+def _algorithms(deterministic: bool) -> Iterator[None]:
+    """Choose torch's algorithms for a while; memory that nothing reads is not filled."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
 
 
 def pace_of_plain_loop(
@@ -131,7 +153,12 @@ def pace_of_plain_loop(
 
 
 def bench_values(
-    spec: StudySpec, start: str, epochs: int, plain_epochs: int, execution: Execution | None
+    spec: StudySpec,
+    start: str,
+    epochs: int,
+    plain_epochs: int,
+    execution: Execution | None,
+    deterministic: bool = False,
 ) -> dict[str, Any]:
     """Pace and score of both sides for one architecture of a study, and where they were taken.
 
@@ -139,6 +166,7 @@ def bench_values(
         start: which architecture: what `search.warm_start` may say.
         epochs: of the population; the plain loop trains `plain_epochs` of them.
         execution: how the population's steps are launched; None: as a trial would.
+        deterministic: also time the population so, with what it costs.
 
     Raises:
         UsageError: no architecture of the space is meant, or the plain loop cannot follow the
@@ -161,6 +189,7 @@ def bench_values(
     pace_of_plain_loop(arch, _first_batches(spec.task, train), train, spec.seed, device, 1, member)
     plain = pace_of_plain_loop(*given, plain_epochs, member)
     ours = pace_of_population(*given, epochs, execution)
+    sorted_sums = pace_of_population(*given, epochs, execution, True) if deterministic else None
     rates = (ours.runs_per_hour(train.epochs), plain.runs_per_hour(train.epochs))
     return {
         "benchmark": "trials",
@@ -172,6 +201,7 @@ def bench_values(
         "population": asdict(ours) | {"runs_per_hour": rates[0]},
         "plain_loop": asdict(plain) | {"runs_per_hour": rates[1]},
         "ratio": rates[0] / rates[1],
+        "deterministic": asdict(sorted_sums) if sorted_sums is not None else None,
         "recall_of_the_same_member": [ours.recall[plain_epochs - 1][0], plain.recall[-1][0]],
         "device": device_model(device),
         "threads": torch.get_num_threads(),
@@ -211,6 +241,9 @@ def bench_text(values: Mapping[str, Any]) -> str:
     ]
     if ours["device_busy"] is not None:
         lines.append(f"  the GPU computes {ours['device_busy']:.0%} of an epoch of the population")
+    if values["deterministic"] is not None:
+        slower = values["deterministic"]["epoch_seconds"][-1] / ours["epoch_seconds"][-1] - 1
+        lines.append(f"  deterministic algorithms: {slower:+.1%} time of the last epoch")
     return "\n".join(lines)
 
 
@@ -289,10 +322,10 @@ def _busy(trained: Iterator[tuple[float, ...]]) -> float | None:
         for event in profiled.events() or ()
         if event.device_type == torch.profiler.DeviceType.CUDA
     ]
-    return _covered(spans) / lasted_us
+    return covered(spans) / lasted_us
 
 
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
+def covered(spans: Sequence[tuple[float, float]]) -> float:
     """Length of the union of spans."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(spans):

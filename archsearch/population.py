@@ -95,6 +95,7 @@ class Population:
         self._code.use_backends(backends or {})
         self._head_backend = (backends or {}).get(HEAD, REFERENCE)
         self._rungs: list[Rung] = []
+        self.plan: list[Feed] = []
         self._test_feeds: dict[int, list[Feed]] = {}
         sizes = group_sizes(len(members), self._together)
         self.groups = self._make_groups(tuple(range(len(members))), sizes)
@@ -131,7 +132,7 @@ class Population:
             DivergedError: no member has a finite loss any more.
         """
         train = self.train_spec
-        plan = epoch_feeds(data, train.batch_size)
+        self.plan = plan = epoch_feeds(data, train.batch_size)
         total, epoch = train.epochs * len(plan), 0
         self._rungs = list(progress.rungs) if progress is not None else []
         if progress is not None:

@@ -34,6 +34,9 @@ def trials(
         str | None,
         typer.Option(help="eager, captured or compiled; as a trial would if left out."),
     ] = None,
+    deterministic: Annotated[
+        bool, typer.Option(help="Also time training that repeats bit by bit on a GPU.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Trained runs an hour: a population, and one plain PyTorch model after the other."""
@@ -48,7 +51,8 @@ def trials(
     }
     if execution not in ways:
         raise UsageError(f"--execution is {execution}; accepted: eager, captured, compiled")
-    values = bench_values(load_study(study), start, epochs, plain_epochs, ways[execution])
+    given = (load_study(study), start, epochs, plain_epochs, ways[execution], deterministic)
+    values = bench_values(*given)
     print_json(values) if as_json else typer.echo(bench_text(values))
 
 
