@@ -35,9 +35,15 @@ _SHARES = {"cuda": 0.9, "cpu": 0.5}
 """Of the memory that is free, what a population may take: on a GPU what fragments is left over, on
 a CPU there are other trials beside this one."""
 
-_MASTER_COPIES = 6
-"""Buffers of the size of the masters: parameters, gradient, two moments, and two that an update
-needs meanwhile."""
+_KEPT_COPIES = 4
+"""Buffers of the size of the masters that every member keeps, also while its group waits:
+parameters, gradient, two moments."""
+
+_UPDATE_COPIES = 2
+"""Such buffers that an update of a group needs meanwhile."""
+
+_CAPTURE_COPIES = 3
+"""And those that a capture needs, to undo its warm-up: parameters and moments."""
 
 _CAPTURED_PEAKS = 2
 """A captured step's memory stays with the graphs while the next shape warms up in its own."""
@@ -105,7 +111,7 @@ def population_bytes(
     members: int,
     exact: bool,
 ) -> int:
-    """Bytes that so many members need while they are trained together.
+    """Bytes of a population while so many of its members are trained together.
 
     Args:
         exact: count on fake tensors.
@@ -122,10 +128,11 @@ def population_bytes(
         )
         for segment in _largest(task, segments)
     ]
-    row = Layout.of(model).total
-    copies = 4 * _MASTER_COPIES + (working.itemsize if working is not torch.float32 else 0)
-    peaks = _CAPTURED_PEAKS if device.type == "cuda" else 1
-    return peaks * max(steps) + members * row * copies + _resident_bytes(task)
+    row, captures = Layout.of(model).total, device.type == "cuda"
+    kept = 4 * _KEPT_COPIES + (working.itemsize if working is not torch.float32 else 0)
+    meanwhile = 4 * (_UPDATE_COPIES + (_CAPTURE_COPIES if captures else 0))
+    masters = row * (train.population * kept + members * meanwhile)
+    return (_CAPTURED_PEAKS if captures else 1) * max(steps) + masters + _resident_bytes(task)
 
 
 def _largest(task: MqarSpec, segments: tuple[Segment, ...]) -> list[Segment]:

@@ -55,11 +55,27 @@ def test_what_is_counted_without_values_is_what_a_step_takes(mixer: str) -> None
     arch, copies = stack("base_conv", mixer), 0
     backends = resolve_backends(arch, "cpu", torch.float32)
     (group,) = Population(arch, 64, members_of(TRAIN), TRAIN, 0, backends=backends).groups
-    copies = memory._MASTER_COPIES * group.flat_MP.numel() * 4 + memory._resident_bytes(TASK)
+    buffers = memory._KEPT_COPIES + memory._UPDATE_COPIES
+    copies = buffers * group.flat_MP.numel() * 4 + memory._resident_bytes(TASK)
     exact, quick, real = needed(arch, 4, True), needed(arch, 4), really_alive(arch)
     # Buffers that all members share are counted for each; a kernel's workspace is its own.
     assert real <= 1.01 * (exact - copies) <= 1.1 * real + 4 * 1024
     assert quick >= 0.99 * exact
+
+
+def test_members_that_wait_are_counted_with_their_optimisers() -> None:
+    arch = stack("attention")
+    (group,) = Population(arch, 64, members_of(TRAIN), TRAIN, 0).groups
+    group.begin(1)
+    (optimiser, masters), more = (group.optimiser, group.flat_MP), TRAIN.seeds + 3
+    held = 4 * sum(
+        x.numel() for x in (masters, optimiser.grad_MP, optimiser.mean_MP, optimiser.square_MP)
+    )
+    backends = resolve_backends(arch, "cpu", torch.float32)
+    waiting = TRAIN.model_copy(update={"seeds": more})
+    given = (CPU, backends, 2, False)
+    found = [population_bytes(arch, TASK, train, *given) for train in (TRAIN, waiting)]
+    assert found[1] - found[0] == held // TRAIN.population * (waiting.population - TRAIN.population)
 
 
 def test_examples_are_counted_as_they_lie() -> None:
