@@ -142,6 +142,26 @@ def test_it_turns_to_what_a_measured_limit_allows() -> None:
     assert slow <= 5  # of 30; chance gives 20
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        Told("fail"),
+        Told("pruned", None, {"mixer_rules": 0.0}),
+        Told("pruned", None, {"mixer_rules": 1.0}),
+    ],
+    ids=["failed", "stopped", "excluded"],
+)
+def test_it_turns_away_from_what_ends_without_values(end: Told) -> None:
+    spec = SPEC.model_copy(update={"limits": ()})
+    proposer, bad = Proposer(spec, SAMPLER), 0
+    for number in range(40):
+        arch = proposer.ask().arch
+        is_bad = arch.layers[0].mixer == "sliding_window"
+        proposer.tell(number, end if is_bad else told_of(spec, arch))
+        bad += is_bad and number >= 10
+    assert bad <= 5  # of 30; chance gives 20
+
+
 def test_a_mixer_that_fails_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_mixer("sliding_window").Config, "state_spec", _fail)
     proposer = Proposer(SPEC, SAMPLER)

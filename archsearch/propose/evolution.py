@@ -83,12 +83,8 @@ class _Trial(_Candidate):
 
     @property
     def has_failed(self) -> bool:
-        """True if it ended without values and no limit says why."""
-        return (
-            self.is_settled
-            and self.costs is None
-            and max(self.constraints.values(), default=0) <= 0
-        )
+        """True if it ended without values: it failed, was stopped, or can be held by no device."""
+        return self.is_settled and self.costs is None
 
 
 _UNKNOWN = _Known({}, {})
