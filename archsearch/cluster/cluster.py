@@ -20,7 +20,14 @@ from archsearch.cluster.connection import connect, words
 from archsearch.cluster.nodes import Node, Nodes
 from archsearch.cluster.worker import ALIVE, RUN_TRIAL
 from archsearch.errors import FailureClass, ServiceError
-from archsearch.messages import Failed, Progress, TrialRequest, read_event
+from archsearch.messages import (
+    Failed,
+    Profiled,
+    Progress,
+    Stopped,
+    TrialRequest,
+    read_event,
+)
 from archsearch.spec import ResourcesSpec
 
 LOOK_S = 2.0
@@ -251,6 +258,8 @@ class Cluster:
         elif not isinstance(event, Progress):
             assert attempt.node_id is not None
             self._nodes.note_well(attempt.node_id)
+        if isinstance(event, Profiled | Stopped | Failed) and self._resources.gpus > 0:
+            self._drop(token)  # all is said: see `process.await_end`
         return Answer(token, event)
 
     def _note_lost(self, attempt: _Attempt, message: str) -> None:

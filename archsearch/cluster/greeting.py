@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-from archsearch.cluster.process import prepare
+from archsearch.cluster.process import await_end, prepare
 
 MISSING = "none"
 
@@ -47,3 +47,4 @@ def greet(wanted: dict[str, str], function: str, request: str, gpus: float) -> I
         prepare(gpus)
         worker = importlib.import_module("archsearch.cluster.worker")
         yield from worker.events(function, request)
+        await_end(gpus)

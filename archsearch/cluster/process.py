@@ -10,12 +10,16 @@ import importlib
 import itertools
 import os
 import tempfile
+import time
 from pathlib import Path
 
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 _OURS_OF_SHARE = 0.95
 """What torch may allocate of a share of a GPU's memory. It does not count CUDA's context, some
 0.5 GB a process, which has to fit into the rest."""
+
+_END_S = 30.0
+"""After which it ends by itself, because nobody listens."""
 
 
 def prepare(gpus: float) -> None:
@@ -34,6 +38,15 @@ def cap(share: float) -> None:
     """Let this process allocate no more than a share of its GPU's memory."""
     torch = importlib.import_module("torch")
     torch.cuda.set_per_process_memory_fraction(share)
+
+
+def await_end(gpus: float) -> None:
+    """Wait until the coordinator, which has heard the last event, kills a process that has a GPU.
+
+    One that ends by itself takes seconds to unload torch, and Ray gives its GPU to nobody before.
+    """
+    if gpus > 0:
+        time.sleep(_END_S)
 
 
 def _own_folder() -> Path:
