@@ -129,7 +129,8 @@ class SlidingWindow(Mixer):
     def _placed(self, x_BTHK: Tensor, position: Tensor, norm: str) -> Tensor:
         """Norm and rotate queries or keys, as far as they are to be."""
         if self.config.qk_norm:
-            x_BTHK = rms_norm(x_BTHK, self.get_parameter(norm))
+            weight_K: Tensor = getattr(self, norm)  # in a population no nn.Parameter
+            x_BTHK = rms_norm(x_BTHK, weight_K)
         return rotate(x_BTHK, position, self.config.rope_base) if self.config.rope else x_BTHK
 
     def _attend(
