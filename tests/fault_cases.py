@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from service_cases import check_books, optuna_trials, starts, stored
 from stub_trials import changed, stub_study
 
-from archsearch.errors import FailureClass
+from archsearch.errors import EXIT_INTERRUPTED, FailureClass
 from archsearch.records import AttemptState, TrialRecord, TrialState
 from archsearch.spec import StudySpec
 from archsearch.store import Store
@@ -80,7 +80,7 @@ class Site:
         assert fork.reached, f"{moment} never came: {said}"
         if blow is signal.SIGKILL:
             assert said == f"exit code {-signal.SIGKILL}"
-        else:
+        elif said != f"exit code {EXIT_INTERRUPTED}":  # at once, if all but publishing is done
             assert not said.startswith(("exit code", "ServiceError")), said
 
     def rerun(self) -> None:

@@ -1,7 +1,9 @@
 """Faults of coordinators: killed, stopped, frozen, two of them, with a wrong clock or study."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
@@ -75,12 +77,31 @@ def _frozen(moment: Moment, site: Site) -> None:
     """A coordinator stands still until its lease is over and another has done its work."""
     first = site.fork(partial(stand, moment))
     first.wait_until_it_stands()
-    os.kill(first.pid, signal.SIGSTOP)  # its heartbeat, too
+    _freeze(first.pid, site)
     time_passes(site)
     assert drive(site.spec) == "trials"
     first.go_on()
     os.kill(first.pid, signal.SIGCONT)
     assert first.end().startswith("StudyRefusedError: study")
+
+
+def _freeze(pid: int, site: Site) -> None:
+    """Stop a process, its heartbeat too, where it holds no lock of the database.
+
+    One that is frozen within a write keeps all others from writing to SQLite until it goes on.
+    """
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        if site.storage is not None:
+            return
+        with contextlib.closing(sqlite3.connect(site.folder / "archsearch.db", timeout=0)) as own:
+            try:
+                own.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                os.kill(pid, signal.SIGCONT)
+            own.execute("PRAGMA busy_timeout = 10000")
+            own.execute("BEGIN IMMEDIATE")  # waits until it has written
 
 
 def time_passes(site: Site) -> None:
