@@ -34,6 +34,8 @@ class Raylets:
             **environment,
             "RAY_TMPDIR": self._folder,
             "RAY_USAGE_STATS_ENABLED": "0",
+            # A Ray that a test opened in this process has said: the loopback only, no second node.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": "7" * 64,
             "RAY_enable_metrics_collection": "0",

@@ -1,7 +1,6 @@
 """docker-compose.yml: a study runs through its services, and none of them answers a stranger."""
 
 import re
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ import pytest
 from deployed import HOST, ROOT, Deployment, interpolated, listening, made_secrets, read_compose
 from mlflow import MlflowClient
 from playwright.sync_api import expect, sync_playwright
+from raylets import RAY
 
 from archsearch.records import TrialRecord, TrialState
 from archsearch.store import Store
@@ -254,7 +254,7 @@ def test_ray_refuses_who_has_no_token(deployment: Deployment) -> None:
             "RAY_AUTH_TOKEN": token,
         }
         done = subprocess.run(
-            [shutil.which("ray"), "health-check", "--address", deployment.address(6379)],
+            [RAY, "health-check", "--address", deployment.address(6379)],
             env=environment,
             capture_output=True,
             text=True,
