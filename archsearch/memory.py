@@ -88,6 +88,10 @@ def available_bytes(device: torch.device) -> int:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
+        # torch takes "cuda" for the current device everywhere but in the fraction.
+        device = (
+            torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        )
         used = torch.cuda.memory_allocated(device)
         free, whole = torch.cuda.mem_get_info(device)
         # A process that shares its GPU may have less than is free: others are about to take theirs.
