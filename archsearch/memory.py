@@ -88,14 +88,11 @@ def available_bytes(device: torch.device) -> int:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        # torch takes "cuda" for the current device everywhere but in the fraction.
-        device = (
-            torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
-        )
         used = torch.cuda.memory_allocated(device)
         free, whole = torch.cuda.mem_get_info(device)
         # A process that shares its GPU may have less than is free: others are about to take theirs.
-        share = int(torch.cuda.get_per_process_memory_fraction(device) * whole)
+        # Its fraction is asked for by index, where "cuda" alone, the current one, has none.
+        share = int(torch.cuda.get_per_process_memory_fraction(device.index) * whole)
         return min(free + torch.cuda.memory_reserved(device) - used, share - used)
     if not _MEMINFO.exists():
         return 2**63 - 1  # a system that does not say; nothing is split there

@@ -122,8 +122,10 @@ def test_a_share_of_a_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1000 bytes, 900 are free and 20 are reserved and not used; a quarter is ours."""
     numbers = {"memory_allocated": 10, "memory_reserved": 30, "mem_get_info": (900, 1000)}
     for share, expected in ((1.0, 0.9 * 920), (0.25, 0.9 * 240)):
-        for name, value in {**numbers, "get_per_process_memory_fraction": share}.items():
+        for name, value in numbers.items():
             monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
+        fractions = {None: share}  # torch refuses a device without an index here, and here alone
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", fractions.__getitem__)
         assert available_bytes(torch.device("cuda")) == int(expected)
 
 
