@@ -21,8 +21,12 @@ SAMPLE_MS = 2.0
 
 @dataclass(frozen=True)
 class Ready:
-    """A variant that has run once: how to run it again, and what it returned then."""
+    """A variant that has run once: how to run it again, and what it returned then.
 
+    `work` is kept for its inputs, which a graph reads and does not own.
+    """
+
+    work: Callable[[], tuple[Tensor, ...]]
     run: Callable[[], Any]
     results: tuple[Tensor, ...]
     is_captured: bool
@@ -31,7 +35,7 @@ class Ready:
 def ready(work: Callable[[], tuple[Tensor, ...]], device: str) -> Ready:
     """Run a variant once, and capture it in a CUDA graph if that can be."""
     if device != "cuda":
-        return Ready(work, work(), False)
+        return Ready(work, work, work(), False)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -44,10 +48,10 @@ def ready(work: Callable[[], tuple[Tensor, ...]], device: str) -> Ready:
             results = work()
     except RuntimeError:  # what a peer does inside cannot be captured
         torch.cuda.synchronize()
-        return Ready(work, work(), False)
+        return Ready(work, work, work(), False)
     graph.replay()
     torch.cuda.synchronize()
-    return Ready(graph.replay, results, True)
+    return Ready(work, graph.replay, results, True)
 
 
 def medians_ms(variants: Mapping[str, Ready], device: str) -> dict[str, float]:

@@ -43,7 +43,7 @@ def population(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_backend_agrees_with_its_reference(dtype: torch.dtype) -> None:
-    verdicts = check_kernels("cuda", head_sizes=(16, 64), dtypes=(dtype,))
+    verdicts = check_kernels("cuda", dtypes=(dtype,))
     assert verdicts
     assert not [verdict for verdict in verdicts if not verdict.ok]
 
@@ -64,12 +64,14 @@ def test_captured_steps_equal_plain_steps(mixer: str) -> None:
 
 @pytest.mark.parametrize("together", [1, 3])
 def test_captured_groups_share_a_launcher_and_change_no_member(together: int) -> None:
-    data = generate(TINY.task, "train", "cuda")
+    # Another number of members is another order of sums. Few steps, because one member's rate is
+    # so high that its loss drifts by 7 % within an epoch.
+    few = [segment.model_copy(update={"examples": 64}) for segment in TINY.task.train]
+    data = generate(TINY.task.model_copy(update={"train": tuple(few)}), "train", "cuda")
     selection = generate(TINY.task, "selection", "cuda")
     arch = two_layers("attention")
     (whole,) = population(arch, "captured").train(data, selection)
     (parted,) = population(arch, "captured", together).train(data, selection)
-    # Another number of members is another order of sums; see the test before.
     assert parted.train_loss == pytest.approx(whole.train_loss, rel=2e-2)
 
 

@@ -82,7 +82,7 @@ def factors(
     chunks = tl.cdiv(tl.minimum(each, T - part * each), C)
     for i in tl.range(0, chunks, num_stages=STAGES):
         t0 = part * each + (chunks - 1 - i if OF_KEYS else i) * C
-        x_CD = load_rows(x, t0, x_t, T, K, D, C, EVEN and K == D, OPERAND)
+        x_CD = load_rows(x, t0, x_t, T, D, D, C, EVEN, OPERAND)
         u_CV = load_rows(u, t0, u_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
         r_C = load_numbers(r + at, t0, H, T, C, CAUSAL)
         of_sums_C = tl.full([C], 1.0, tl.float32) if OF_KEYS else r_C
@@ -92,7 +92,7 @@ def factors(
             first_DG, second_DG, N, P, 1.0 if OF_KEYS else ROOT,
         )  # fmt: skip
         if CAUSAL:
-            o_CD = load_rows(o, t0, o_t, T, K, D, C, EVEN and K == D, OPERAND)
+            o_CD = load_rows(o, t0, o_t, T, D, D, C, EVEN, OPERAND)
             w_CV = load_rows(w, t0, w_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
             d_CD = _through_scores(
                 x_CD, u_CV, o_CD, w_CV, r_C * (block == 0).to(tl.float32), e_C, d_CD, ROOT, MASKED,
@@ -194,10 +194,10 @@ def values(
     chunks = tl.cdiv(tl.minimum(each, T - part * each), C)
     for i in tl.range(0, chunks, num_stages=STAGES):
         t0 = part * each + (chunks - 1 - i) * C
-        k_CD = load_rows(k, t0, k_t, T, K, D, C, EVEN and K == D, OPERAND)
+        k_CD = load_rows(k, t0, k_t, T, D, D, C, EVEN, OPERAND)
         d_CV = _through_keys(k_CD, rounded(state, OPERAND), first_DG, second_DG, N, P)
         if CAUSAL:
-            q_CD = load_rows(q, t0, q_t, T, K, D, C, EVEN and K == D, OPERAND)
+            q_CD = load_rows(q, t0, q_t, T, D, D, C, EVEN, OPERAND)
             g_CV = load_rows(g, t0, H * V, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
             d_CV = _through_weights(k_CD, q_CD, g_CV, d_CV, ROOT, CONSTANT)
             r_C = load_numbers(r + at, t0, H, T, C, True)

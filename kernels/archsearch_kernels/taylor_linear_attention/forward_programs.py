@@ -66,7 +66,7 @@ def part_states(
     state_GV = tl.zeros([G, BV], tl.float32)
     sum_G = tl.zeros([G], tl.float32)
     for t0 in tl.range(part * each, tl.minimum(part * each + each, limit), C, num_stages=STAGES):
-        x_CD = load_rows(x, t0, x_t, limit, K, D, C, False, OPERAND)
+        x_CD = load_rows(x, t0, x_t, limit, D, D, C, False, OPERAND)
         u_CV = load_rows(u, t0, u_t, limit, V - block * BV, BV, C, False, OPERAND)
         r_C = load_numbers(r, t0, r_t, limit, C, HAS_R)
         if IS_COUNT and HAS_R:
@@ -183,13 +183,13 @@ def _load_chunk(
     h = row % H
     if DESCRIBED:
         at_row = row // H * T + t0
-        q_CD, k_CD = q.load([at_row, h * K]), k.load([at_row, h * K])
+        q_CD, k_CD = q.load([at_row, h * D]), k.load([at_row, h * D])
         v_CV = v.load([at_row, h * V + block * BV])
     else:
         b = tl.cast(row // H, tl.int64)
         q, k, v = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h + block * BV
-        q_CD = load_rows(q, t0, q_t, T, K, D, C, EVEN and K == D, OPERAND)
-        k_CD = load_rows(k, t0, k_t, T, K, D, C, EVEN and K == D, OPERAND)
+        q_CD = load_rows(q, t0, q_t, T, D, D, C, EVEN, OPERAND)
+        k_CD = load_rows(k, t0, k_t, T, D, D, C, EVEN, OPERAND)
         v_CV = load_rows(v, t0, v_t, T, V - block * BV, BV, C, EVEN and V % BV == 0, OPERAND)
     return q_CD, k_CD, v_CV
 

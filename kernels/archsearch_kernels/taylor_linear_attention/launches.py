@@ -7,6 +7,7 @@ features of a tile.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
@@ -45,7 +46,15 @@ PREPARED_ROWS = 32
 
 
 class Inputs(NamedTuple):
-    """What the programs read of a call. `exists` may stand for nothing, and is not read then."""
+    """What the programs read of a call: q and k padded to D columns, in the dtype of products.
+
+    Programs are right where whole blocks are copied to shared memory as they are, and not where an
+    operand is converted or gathered number by number on its way: there Triton 3.6 compiled a
+    backward pass for a Hopper GPU that read wild addresses (K = 12, or fp16). So what is narrower,
+    of another dtype or badly aligned is copied before.
+
+    `exists` may stand for nothing, and is not read then.
+    """
 
     q: Tensor
     k: Tensor
@@ -54,9 +63,13 @@ class Inputs(NamedTuple):
     is_masked: bool
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, exists_BT: Tensor | None) -> "Inputs":
-        """Tensors whose numbers of one token and head lie side by side."""
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    def of(
+        cls, shape: Shape, q: Tensor, k: Tensor, v: Tensor, exists_BT: Tensor | None
+    ) -> "Inputs":
+        """Tensors that can be copied in whole blocks."""
+        padding = shape.layout.depth - shape.K
+        q, k = (F.pad(x, (0, padding)) if padding else x for x in (q, k))
+        q, k, v = (aligned(x.to(shape.operand)) for x in (q, k, v))
         exists = v[:, :, 0, 0] if exists_BT is None else exists_BT.to(torch.uint8)
         return cls(q, k, v, exists, exists_BT is not None)
 
@@ -65,6 +78,14 @@ class Inputs(NamedTuple):
         """Of q, k, v and exists."""
         three = (stride for x in self[:3] for stride in x.stride()[:3])
         return *three, *self.exists.stride()
+
+
+def aligned(x_BTHX: Tensor) -> Tensor:
+    """The same where rows lie side by side and each begins on 16 bytes, else a copy that does."""
+    *strides, last = x_BTHX.stride()
+    if last == 1 and all(s > 0 and s % 16 == 0 for s in strides) and x_BTHX.data_ptr() % 16 == 0:
+        return x_BTHX
+    return x_BTHX.clone(memory_format=torch.contiguous_format)
 
 
 def constants_of(shape: Shape, device: torch.device) -> Tables:
@@ -84,7 +105,7 @@ def outputs(
         counts = given.exists if given.is_masked else None
         first = key_states(shape, (each, parts), given.k, given.v, counts, None, first, last)
     described = DESCRIBES and can_be_described(shape, given, blocks)
-    widths = (shape.K, shape.K, blocks.values)
+    widths = (shape.layout.depth, shape.layout.depth, blocks.values)
     read = [
         described_rows(x, blocks.tokens, width) if described else x
         for x, width in zip(given[:3], widths, strict=True)
@@ -109,18 +130,14 @@ def outputs(
 def can_be_described(shape: Shape, given: Inputs, blocks: Blocks) -> bool:
     """Whether q, k and v are matrices that the copy engine reads in whole blocks.
 
-    Each has a row for each token, heads side by side in it, and begins on 16 bytes, and so does
-    each row. Blocks are full, and no operand is rounded on the way.
+    Each has a row for each token, heads side by side in it. Blocks are full.
     """
-    is_whole = shape.T % blocks.tokens == 0 and shape.V % blocks.values == 0
-    if not is_whole or shape.layout.depth != shape.K or shape.dtype != shape.operand:
-        return False
     return (
-        all(
+        shape.T % blocks.tokens == 0
+        and shape.V % blocks.values == 0
+        and all(
             (shape.B == 1 or x.stride(0) == shape.T * x.stride(1))
             and (shape.H == 1 or x.stride(2) == x.shape[3])
-            and x.stride(1) * x.itemsize % 16 == 0
-            and x.data_ptr() % 16 == 0
             for x in given[:3]
         )
         and shape.B * shape.T < 1 << 31
@@ -136,7 +153,10 @@ def described_rows(x_BTHX: Tensor, tokens: int, width: int) -> TensorDescriptor:
 def results(shape: Shape, v: Tensor, keep_state: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Room for what the forward pass returns."""
     B, T, H, V = shape.B, shape.T, shape.H, shape.V
-    y, denominator = v.new_empty(B, T, H, V), v.new_empty(B, T, H, dtype=torch.float32)
+    y, denominator = (
+        v.new_empty(B, T, H, V, dtype=shape.dtype),
+        v.new_empty(B, T, H, dtype=torch.float32),
+    )
     if not keep_state:
         return y, denominator, denominator.new_empty(B, 0), denominator.new_empty(B, 0)
     return y, denominator, *state_room(shape, v)
@@ -302,7 +322,7 @@ def _factors(
         **shape.weights,
         **shape.constants(blocks),
     )
-    return dx[0] if len(dx) == 1 else dx.sum(0).to(read[0].dtype)
+    return dx[0] if len(dx) == 1 else dx.sum(0).to(shape.dtype)
 
 
 def _values(
@@ -317,7 +337,7 @@ def _values(
     causal: bool,
 ) -> Tensor:
     blocks, table = shape.blocks(FORWARD), constants_of(shape, given.v.device)
-    dv = torch.empty_like(given.v, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(given.v, dtype=shape.dtype, memory_format=torch.contiguous_format)
     backward_programs.values[(shape.programs(blocks), cut[1])](
         *(given.q, given.k, g, given.exists, given.exists if length_B is None else length_B, r),
         *(table.of_query, table.of_key, table.places, *table.factor),
@@ -339,7 +359,7 @@ def _values(
 def _pieces(shape: Shape, like: Tensor, values: int) -> Tensor:
     """Room for what each block of values gives to a gradient: fp32 where there are several."""
     count = -(-shape.V // values)
-    dtype = like.dtype if count == 1 else torch.float32
+    dtype = shape.dtype if count == 1 else torch.float32
     return like.new_empty(count, shape.B, shape.T, shape.H, shape.K, dtype=dtype)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from archsearch_kernels.taylor_linear_attention import launches
@@ -39,10 +40,16 @@ def taylor_linear_attention(
         ValueError: sizes or a dtype that there are no programs for.
     """
     Shape.of(k_BTHK, v_BTHV)
+    V = v_BTHV.shape[-1]
+    v_BTHV = _widened(v_BTHV)
+    memory_BHFV = None if memory_BHFV is None else _widened(memory_BHFV)
     y_BTHV, _, memory, normaliser = forward(
         q_BTHK, k_BTHK, v_BTHV, exists_BT, memory_BHFV, normaliser_BHF, keep_state
     )
-    return (y_BTHV, memory, normaliser) if keep_state else (y_BTHV, None, None)
+    y_BTHV = y_BTHV[..., :V]
+    if not keep_state:
+        return y_BTHV, None, None
+    return y_BTHV, memory[..., :V].contiguous(), normaliser
 
 
 def prefix_state(
@@ -54,8 +61,14 @@ def prefix_state(
         ValueError: sizes or a dtype that there are no programs for.
     """
     Shape.of(k_BTHK, v_BTHV)
-    state: tuple[Tensor, Tensor] = prefix(k_BTHK, v_BTHV, exists_BT, length_B)
-    return state
+    memory_BHFV, normaliser_BHF = prefix(k_BTHK, _widened(v_BTHV), exists_BT, length_B)
+    return memory_BHFV[..., : v_BTHV.shape[-1]].contiguous(), normaliser_BHF
+
+
+def _widened(values: Tensor) -> Tensor:
+    """Values as the programs of whole sequences take them: a multiple of 16, added ones are 0."""
+    missing = -values.shape[-1] % 16
+    return F.pad(values, (0, missing)) if missing else values
 
 
 def step(
@@ -88,7 +101,8 @@ def forward(
     keep_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs, denominators (K times), memory and normaliser; these empty without `keep_state`."""
-    shape, given = Shape.of(k_BTHK, v_BTHV), Inputs.of(q_BTHK, k_BTHK, v_BTHV, exists_BT)
+    shape = Shape.of(k_BTHK, v_BTHV)
+    given = Inputs.of(shape, q_BTHK, k_BTHK, v_BTHV, exists_BT)
     with torch.cuda.device_of(v_BTHV):
         first = State.given(memory_BHFV, normaliser_BHF, given.v)
         return launches.outputs(shape, given, first, keep_state)
@@ -122,7 +136,8 @@ def backward(
     d_normaliser_BHF: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, and of the state that was given (empty without one)."""
-    shape, given = Shape.of(k_BTHK, v_BTHV), Inputs.of(q_BTHK, k_BTHK, v_BTHV, exists_BT)
+    shape = Shape.of(k_BTHK, v_BTHV)
+    given = Inputs.of(shape, q_BTHK, k_BTHK, v_BTHV, exists_BT)
     with torch.cuda.device_of(v_BTHV):
         g, r = launches.prepared(dy_BTHV, y_BTHV, denominator_BTH, shape.operand)
         begun = State.given(memory_BHFV, normaliser_BHF, r)
@@ -198,7 +213,8 @@ def prefix(
     k_BTHK: Tensor, v_BTHV: Tensor, exists_BT: Tensor | None, length_B: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Memory and normaliser that all tokens leave."""
-    shape, given = Shape.of(k_BTHK, v_BTHV), Inputs.of(k_BTHK, k_BTHK, v_BTHV, exists_BT)
+    shape = Shape.of(k_BTHK, v_BTHV)
+    given = Inputs.of(shape, k_BTHK, k_BTHK, v_BTHV, exists_BT)
     with torch.cuda.device_of(v_BTHV):
         memory, normaliser = launches.state_room(shape, v_BTHV)
         first, last = State(memory, normaliser, NONE), State(memory, normaliser, PUBLIC)
@@ -225,7 +241,8 @@ def prefix_backward(
     d_normaliser_BHF: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of k and v."""
-    shape, given = Shape.of(k_BTHK, v_BTHV), Inputs.of(k_BTHK, k_BTHK, v_BTHV, exists_BT)
+    shape = Shape.of(k_BTHK, v_BTHV)
+    given = Inputs.of(shape, k_BTHK, k_BTHK, v_BTHV, exists_BT)
     with torch.cuda.device_of(v_BTHV):
         d_state = State.given(d_memory_BHFV, d_normaliser_BHF, d_normaliser_BHF)
         return launches.prefix_gradients(shape, given, length_B, d_state)
