@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from archsearch_kernels.dropout import hash32
 from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
@@ -30,7 +31,7 @@ from archsearch.device import device_model
 from archsearch.errors import UsageError
 from archsearch.members import Member, dropout_seed, initial_model, members_of
 from archsearch.memory import members_together
-from archsearch.model import LanguageModel, hash32, resolve_backends
+from archsearch.model import LanguageModel, resolve_backends
 from archsearch.mqar import Examples, generate
 from archsearch.optimiser import rate_factor
 from archsearch.population import Population

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from archsearch_kernels.dropout import hash32
 from torch import Tensor
 
 from archsearch.cost import compute_dtype
@@ -24,7 +25,7 @@ from archsearch.feed import Feed
 from archsearch.grouped import GroupedModel, Named, stack_buffers
 from archsearch.just_read_twice import Asked, just_read_twice
 from archsearch.members import Member, dropout_seed, number_of
-from archsearch.model import LanguageModel, hash32
+from archsearch.model import LanguageModel
 from archsearch.mqar import Examples
 from archsearch.optimiser import FlatAdamW
 from archsearch.spec import TrainSpec

@@ -25,9 +25,9 @@ positions of a sequence, N = B R.
 from typing import NamedTuple
 
 import torch
+from archsearch_kernels.dropout import struck
 from torch import Tensor
 
-from archsearch.model import struck
 from archsearch.spec import JustReadTwice
 
 

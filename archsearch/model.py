@@ -6,8 +6,8 @@ positional embedding: mixers own their positions.
 Embeddings start as N(0, 0.02); the declared residual projections are divided by sqrt(2 * layers),
 as in GPT-2. Knows nothing of tasks, populations or optimisers.
 
-Dropout is a pure function of a key and of the position in the batch, not of a generator: one key
-gives one mask on every device, alone or under vmap, and a captured step needs no generator state.
+What stands between the mixers is the kernel families `embed_norm` and `residual_norm`, whose
+references are torch's embedding, addition and norms.
 
 Shape suffixes: B batch, T tokens, K labelled positions, D width, V vocabulary.
 """
@@ -16,8 +16,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
-from archsearch_kernels import resolve
+from archsearch_kernels import REFERENCE, resolve
+from archsearch_kernels.embed_norm import embed_norm
 from archsearch_kernels.head_loss import resolve_head
+from archsearch_kernels.residual_norm import EPSILON, residual_norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,8 +32,10 @@ from archsearch.registry import load_mixer
 HEAD = "head_loss"
 """The kernel family that a population's head calls."""
 
+ENTRY = ("embed_norm", "residual_norm")
+"""Kernel families that stand between the mixers; they depend on the width alone."""
+
 _INIT_STD = 0.02
-_NORM_EPSILON = 1e-5  # that of torch's LayerNorm
 ModelState = tuple[State, ...]
 """The state of each layer's mixer, in order of depth."""
 
@@ -67,6 +71,7 @@ class LanguageModel(nn.Module):
     def __init__(self, arch: ArchSpec, vocab_size: int, embed_dropout: float = 0.0) -> None:
         super().__init__()
         self.arch = arch
+        self.backends = dict.fromkeys(ENTRY, REFERENCE)
         self.vocab_size = vocab_size
         self.embed_dropout = embed_dropout
         self.embedding = nn.Embedding(vocab_size, arch.width)
@@ -94,7 +99,8 @@ class LanguageModel(nn.Module):
                         part.get_parameter(name).mul_(scale)
 
     def use_backends(self, backends: Mapping[str, str]) -> None:
-        """Have every mixer call these backends; families not named keep the reference."""
+        """Have the model and every mixer call these backends; others keep the reference."""
+        self.backends |= {name: backends[name] for name in ENTRY if name in backends}
         for mixer in self.modules():
             if isinstance(mixer, Mixer):
                 known = {name: backends[name] for name in mixer.kernels if name in backends}
@@ -116,20 +122,36 @@ class LanguageModel(nn.Module):
             at_BK: int64 positions in [0, T).
             dropout_key: a scalar int64 tensor; embedding dropout is applied only if it is given.
         """
-        r_BTD = F.embedding(tokens_BT, self.embedding.weight)
-        if dropout_key is not None and self.embed_dropout > 0:
-            r_BTD = drop(r_BTD, self.embed_dropout, dropout_key)
-        for block in self.layers[:-1]:
-            r_BTD = block.mix_channels(r_BTD + block.mixer(block.norm(r_BTD)))
-        for block in self.layers[-1:]:
-            x_BTD = block.norm(r_BTD)
-            if at_BK is None:
-                y_BTD = block.mixer(x_BTD)
-            else:
+        norms = [*(block.norm for block in self.layers), self.norm]
+        r_BTD, x_BTD = self._enter(tokens_BT, norms[0], dropout_key)
+        for block, following in zip(self.layers, norms[1:], strict=True):
+            if following is self.norm and at_BK is not None:
                 r_BTD, y_BTD = rows(r_BTD, at_BK), block.mixer.outputs_at(x_BTD, at_BK)
-            r_BTD = block.mix_channels(r_BTD + y_BTD)
-        hidden: Tensor = self.norm(r_BTD)
-        return hidden
+            else:
+                y_BTD = block.mixer(x_BTD)
+            if block.channel is not None and block.channel_norm is not None:
+                r_BTD, x_BTD = self._add(r_BTD, y_BTD, block.channel_norm)
+                y_BTD = block.channel(x_BTD)
+            r_BTD, x_BTD = self._add(r_BTD, y_BTD, following)
+        return x_BTD
+
+    def _enter(
+        self, tokens_BT: Tensor, norm: nn.Module, key: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream at its beginning, and normed."""
+        return embed_norm(
+            tokens_BT,
+            self.embedding.weight,
+            *_weights_of(norm),
+            share=self.embed_dropout,
+            key=key,
+            backend=self.backends["embed_norm"],
+        )
+
+    def _add(self, r_BTD: Tensor, y_BTD: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+        """The residual stream after a mixer, and normed."""
+        backend = self.backends["residual_norm"]
+        return residual_norm(r_BTD, y_BTD, *_weights_of(norm), backend=backend)
 
     def logits(self, hidden_D: Tensor) -> Tensor:
         """Scores over the vocabulary, logits_V, for hidden vectors of any leading shape."""
@@ -183,6 +205,7 @@ def resolve_backends(arch: ArchSpec, device_type: str, dtype: torch.dtype) -> di
         found = {name: resolve(name, device_type, dtype, allowed[name]) for name in sorted(allowed)}
     except LookupError as error:
         raise PluginError(f"architecture {arch.summary}: {error}") from error
+    found |= {name: resolve(name, device_type, dtype) for name in ENTRY}
     return {**found, HEAD: resolve_head(device_type, dtype, arch.width)}
 
 
@@ -196,28 +219,12 @@ def _configs(arch: ArchSpec) -> Iterator[tuple[str, Mixer.Config]]:
         yield arch.channel_mixer.kind, channels
 
 
+def _weights_of(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a norm; an RMS norm has no bias."""
+    weight, bias = norm.weight, getattr(norm, "bias", None)
+    assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
+    return weight, bias
+
+
 def _make_norm(kind: Norm, width: int) -> nn.Module:
-    return nn.LayerNorm(width) if kind == "layernorm" else nn.RMSNorm(width, eps=_NORM_EPSILON)
-
-
-def hash32(x: Tensor) -> Tensor:
-    """Map integers to 32-bit ones that look random: Wellons' `lowbias32`, in int64 arithmetic."""
-    low = 0xFFFFFFFF
-    x = x & low
-    for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = (x ^ x >> shift) * multiplier & low
-    return x ^ x >> 16
-
-
-def drop(x: Tensor, share: float, key: Tensor) -> Tensor:
-    """Set a `share` of the features to zero and scale the others by 1 / (1 - share).
-
-    The lower 32 bits of the key decide the mask.
-    """
-    return x * ~struck(x, share, key) / (1 - share)
-
-
-def struck(x: Tensor, share: float, key: Tensor) -> Tensor:
-    """True at a `share` of the places of x. The lower 32 bits of the key decide which."""
-    index = torch.arange(x.numel(), device=x.device).view(x.shape)
-    return hash32(index + hash32(key)) < int(share * 2**32)
+    return nn.LayerNorm(width) if kind == "layernorm" else nn.RMSNorm(width, eps=EPSILON)

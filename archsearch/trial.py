@@ -51,7 +51,7 @@ from archsearch.messages import (
     TrialRequest,
 )
 from archsearch.mixer import Mixer
-from archsearch.model import HEAD, resolve_backends
+from archsearch.model import ENTRY, HEAD, resolve_backends
 from archsearch.mqar import generate
 from archsearch.population import Population
 from archsearch.profile import profile
@@ -116,7 +116,7 @@ def _check(
     """Compare kernels with their references, but for those known to agree on such a device."""
     model = device_model(request.device)
     for family, backend in backends.items():
-        sizes = (request.arch.width,) if family == HEAD else HEAD_SIZES
+        sizes = (request.arch.width,) if family in (HEAD, *ENTRY) else HEAD_SIZES
         key = check_key(family, backend, model, sizes, dtype)
         if backend == REFERENCE or key in request.kernels_passed:
             continue

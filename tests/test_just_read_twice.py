@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import samples
 import torch
+from archsearch_kernels.dropout import struck
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,7 +26,7 @@ from archsearch.feed import epoch_feeds
 from archsearch.just_read_twice import just_read_twice
 from archsearch.members import Member, initial_model
 from archsearch.messages import Evaluated, Event, Failed, Profiled, ProfileSpec, TrialRequest
-from archsearch.model import LanguageModel, resolve_backends, struck
+from archsearch.model import LanguageModel, resolve_backends
 from archsearch.mqar import generate
 from archsearch.population import Population
 from archsearch.recipes import RECIPES

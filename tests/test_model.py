@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from archsearch_kernels.dropout import drop
 from torch import Tensor
 from torch.func import vmap
 
 from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
 from archsearch.errors import InfeasibleError, PluginError
-from archsearch.model import LanguageModel, drop, resolve_backends
+from archsearch.model import LanguageModel, resolve_backends
 from archsearch.registry import make_config, mixer_names
 
 WIDTH, VOCAB, BATCH, TOKENS = 32, 40, 3, 21

@@ -108,7 +108,9 @@ def test_a_trial_starts_reports_rungs_scores_and_profiles() -> None:
     assert (evaluation.arch_hash, evaluation.recipe_hash) == (ARCH.arch_hash, asked.recipe_hash)
     assert evaluation.kernel_backends == {
         "attention": "sdpa",
+        "embed_norm": "reference",
         "head_loss": "blocked",
+        "residual_norm": "reference",
         "short_conv": "reference",
     }
     assert [(m.learning_rate, m.seed) for m in evaluation.members] == [

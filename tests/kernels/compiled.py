@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 import triton
+from archsearch_kernels.embed_norm import triton as embedding
 from archsearch_kernels.head_loss import triton as head
+from archsearch_kernels.residual_norm import triton as norm
 from archsearch_kernels.taylor_linear_attention import launches, shapes
 from archsearch_kernels.taylor_linear_attention import triton as taylor
 from torch import Tensor
@@ -135,6 +137,21 @@ def head_call(M: int, N: int, V: int, D: int) -> dict[str, Callable[[], object]]
     }
 
 
+def entry_call(M: int, N: int, V: int, D: int) -> dict[str, Callable[[], object]]:
+    """What stands between the mixers, as views of a buffer give it: members lie apart."""
+    r, table, weight = empty(M, N, D), empty(M, V, D), empty(M, 2 * D)[:, :D]
+    tokens, keys = (empty(size, dtype=torch.int64) for size in (N, M))
+    return {
+        "norm forward": lambda: norm.forward._init_fn(r, r, weight, weight),
+        "norm backward": lambda: norm.backward._init_fn(r, r, r, weight, True),
+        "rms norm backward": lambda: norm.backward._init_fn(r, r, r, weight, False),
+        "embedding forward": lambda: embedding.forward._init_fn(
+            tokens, table, weight, weight, keys, 0.1
+        ),
+        "embedding backward": lambda: embedding.gradient._init_fn(tokens, r, keys, 0.1, V),
+    }
+
+
 def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """What is compiled: with `wants_all`, every configuration of the tables."""
     usual = taylor_call(16, 32_768, 16, 16, 64)
@@ -149,6 +166,9 @@ def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     for width in head.FORWARD if wants_all else (64, 128):
         for name, call in head_call(16, 16_384, 8_192, width).items():
             yield f"head {name} D{width}", call
+    for width in (64, 128):
+        for name, call in entry_call(16, 65_536, 8_192, width).items():
+            yield f"{name} D{width}", call
     if wants_all:
         masked = taylor_call(16, 4_096, 16, 16, 64, masked=True)
         wide = taylor_call(16, 4_096, 16, 24, 128)

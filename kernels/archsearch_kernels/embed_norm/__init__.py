@@ -3,8 +3,7 @@
     r_n = keep_n * table[token_n] / (1 - share)         x_n = norm(r_n), as in `residual_norm`
 
 Tokens are the same for all members of a population, tables and keys are each member's own. A
-feature is kept unless a hash of the key and of its place among all of the sequence batch says
-otherwise (`struck`), so that a mask is a function of its key alone, on every device.
+feature is kept unless a hash of the key and of its place in the batch says otherwise (`dropout`).
 
 The gradient of the table is a sum over the places of each token. `triton` sorts the tokens of the
 call once for all members, and adds up the places of a token in their order: no atomics, no zeros to
@@ -45,21 +44,6 @@ def embed_norm(
         tokens_N, table_VD, weight_D, bias_D, share, key if share > 0 else None
     )
     return result
-
-
-def hash32(x: Tensor) -> Tensor:
-    """Map integers to 32-bit ones that look random: Wellons' `lowbias32`, in int64 arithmetic."""
-    low = 0xFFFFFFFF
-    x = x & low
-    for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = (x ^ x >> shift) * multiplier & low
-    return x ^ x >> 16
-
-
-def struck(x: Tensor, share: float, key: Tensor) -> Tensor:
-    """True at a `share` of the places of x. The lower 32 bits of the key decide which."""
-    index = torch.arange(x.numel(), device=x.device).view(x.shape)
-    return hash32(index + hash32(key)) < int(share * 2**32)
 
 
 def make_inputs(sizes: Sizes) -> Call:

@@ -6,7 +6,7 @@ Shape suffixes: N places, V vocabulary, D width.
 from torch import Tensor
 from torch.nn import functional as F
 
-from archsearch_kernels.embed_norm import struck
+from archsearch_kernels.dropout import drop
 from archsearch_kernels.residual_norm.reference import norm
 
 
@@ -21,5 +21,5 @@ def embed_norm(
     """See `archsearch_kernels.embed_norm.embed_norm`."""
     r_ND = F.embedding(tokens_N, table_VD)
     if key is not None:
-        r_ND = r_ND * ~struck(r_ND, share, key) / (1 - share)
+        r_ND = drop(r_ND, share, key)
     return r_ND, norm(r_ND, weight_D, bias_D)

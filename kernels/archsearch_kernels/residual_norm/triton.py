@@ -39,12 +39,14 @@ def residual_norm(
 
 def rows_of(block: int, padded: int) -> int:
     """Rows of a block whose tile is not too large."""
-    return max(1, min(block, _TILE // padded))
+    rows: int = max(1, min(block, _TILE // padded))
+    return rows
 
 
 def programs_of(members: int, rows: int, block: int) -> int:
     """Programs of one member in a backward pass."""
-    return max(1, min(triton.cdiv(rows, block), triton.cdiv(_PROGRAMS, members)))
+    programs: int = max(1, min(triton.cdiv(rows, block), triton.cdiv(_PROGRAMS, members)))
+    return programs
 
 
 @torch.library.custom_op("archsearch::residual_norm_forward", mutates_args=())
