@@ -30,7 +30,7 @@ from archsearch.cost import compute_dtype
 from archsearch.feed import epoch_feeds
 from archsearch.members import members_of
 from archsearch.memory import population_bytes
-from archsearch.model import resolve_backends
+from archsearch.model import ENTRY, resolve_backends
 from archsearch.mqar import generate
 from archsearch.population import Population
 from archsearch.profile import device_model
@@ -44,7 +44,10 @@ PUBLISHED_RUNS_PER_HOUR = 9.3
 
 @dataclass(frozen=True)
 class Case:
-    """`plain`: mixers as plain PyTorch (kernel families at torch backends), compiled."""
+    """`plain`: mixers as plain PyTorch (kernel families at torch backends), compiled.
+
+    `torch_norms`: embedding and norms by torch as well.
+    """
 
     name: str
     width: int = 128
@@ -52,6 +55,7 @@ class Case:
     rates: tuple[float, ...] = (1e-3, 10**-2.5, 1e-2, 10**-1.5)
     seeds: int = 4
     plain: bool = False
+    torch_norms: bool = False
     deterministic: bool = False
 
 
@@ -59,6 +63,7 @@ CASES = (
     Case("taylor, d=128, M=16, cold"),
     Case("taylor, d=128, M=16"),
     Case("taylor, d=128, M=16, plain mixers", plain=True),
+    Case("taylor, d=128, M=16, torch's norms", torch_norms=True),
     Case("taylor, d=64, M=16", width=64),
     Case("taylor, d=128, M=1", rates=(10**-2.5,), seeds=1),
     Case("taylor, d=128, M=16, deterministic", deterministic=True),
@@ -88,6 +93,8 @@ class Bench:
         self.arch = ArchSpec(width=case.width, layers=layers)
         dtype = compute_dtype(self.train.precision)
         self.backends = resolve_backends(self.arch, self.device, dtype)
+        if case.torch_norms:
+            self.backends |= dict.fromkeys(ENTRY, "reference")
         if case.plain:
             self.backends["linear_attention"] = "chunked"
 

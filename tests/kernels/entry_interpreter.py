@@ -19,6 +19,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from archsearch.arch import ArchSpec, ChannelSpec, LayerSpec
+from archsearch.members import Member
+from archsearch.model import ENTRY
+from archsearch.population import Population
+from archsearch.recipes import RECIPES
+
 
 def results(call: dict[str, Any], backend: str = "triton") -> list[Tensor]:
     """What a call returns, and the gradients of its tensors."""
@@ -62,6 +68,23 @@ def checked(call: dict[str, Any]) -> list[Tensor]:
     return []
 
 
+def wired(call: dict[str, Any]) -> list[Tensor]:
+    """Losses and gradients of a population with these programs, then the same with references."""
+    layers = tuple(LayerSpec(mixer=name, fields={}) for name in ("base_conv", "attention"))
+    channel = ChannelSpec(kind="swiglu", ratio=2.0)
+    arch = ArchSpec(width=20, layers=layers, channel_mixer=channel, norm=call["norm"])
+    train = RECIPES["tiny"].train.model_copy(update={"embed_dropout": 0.1})
+    members = (Member(1e-2, 0), Member(1e-3, 1))
+    batch = (torch.arange(18).view(2, 9) % 7, torch.tensor([[8, 1], [0, 7]]), torch.arange(4))
+    found: list[Tensor] = []
+    for backend in ("triton", "reference"):
+        backends = dict.fromkeys(ENTRY, backend)
+        group = Population(arch, 32, members, train, 0, backends=backends).groups[0]
+        state = (group.parameters, group.buffers)
+        found += group.model.gradients(*state, *batch, None, torch.tensor([5, 2**40]))
+    return found
+
+
 def main() -> None:
     calls, found = sys.argv[1:]
     answers = []
@@ -70,7 +93,8 @@ def main() -> None:
         for name, value in call["planted"].items():
             setattr(residual_norm, name, value)
             setattr(embed_norm, name, value)
-        answers.append(checked(call) if call["family"] == "checks" else results(call))
+        run = {"checks": checked, "wired": wired}.get(call["family"], results)
+        answers.append(run(call))
     torch.save(answers, found)
 
 

@@ -100,13 +100,16 @@ RIGHT = (
 )
 WRONG = (Case(planted={"EPSILON": 0.05}), Case("embed_norm", planted={"EPSILON": 0.05}))
 CHECKS = Case("checks")
+NORMS = ("layernorm", "rmsnorm")
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
     """What the interpreter found, in the order of the cases; it runs torch's own checks, too."""
     calls, results = (tmp_path_factory.mktemp("entry") / name for name in ("calls", "results"))
-    torch.save([case.call() for case in (CHECKS, *RIGHT, *WRONG)], calls)
+    asked = [case.call() for case in (CHECKS, *RIGHT)]
+    asked += [Case("wired").call() | {"norm": norm} for norm in NORMS]
+    torch.save(asked + [case.call() for case in WRONG], calls)  # what is planted stays
     subprocess.run(
         [sys.executable, str(INTERPRETER), str(calls), str(results)],
         env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -147,9 +150,21 @@ def test_programs_agree_with_the_reference(index: int, interpreted: list[list[Te
     assert max(errors(found, case)) < (HALF if case.dtype.itemsize < 4 else SINGLE)
 
 
+@pytest.mark.parametrize("place", range(len(NORMS)), ids=NORMS)
+def test_a_population_calls_them_where_the_references_stand(
+    place: int, interpreted: list[list[Tensor]]
+) -> None:
+    found = interpreted[len(RIGHT) + place]
+    mine, theirs = found[: len(found) // 2], found[len(found) // 2 :]
+    assert not all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
+    for one, other in zip(mine, theirs, strict=True):
+        # A tenth of it was seen: roundings of two layers, one after the other.
+        assert float((one - other).norm()) <= SINGLE * float(other.norm())
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_another_epsilon_is_seen(place: int, interpreted: list[list[Tensor]]) -> None:
-    found = errors(interpreted[len(RIGHT) + place], WRONG[place])
+    found = errors(interpreted[len(RIGHT) + len(NORMS) + place], WRONG[place])
     assert found[1] > HALF
 
 

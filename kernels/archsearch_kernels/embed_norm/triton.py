@@ -17,8 +17,8 @@ from archsearch_kernels.residual_norm import EPSILON
 from archsearch_kernels.residual_norm.triton import backward as norm_backward
 from archsearch_kernels.residual_norm.triton import dense, rows_of
 
-_PLACES, _TOKENS = 16, 8
-"""Rows of a block: places forward, tokens of the vocabulary backward."""
+_PLACES = 16
+"""Places of a block."""
 
 
 def embed_norm(
@@ -85,9 +85,9 @@ def gradient(
     every_V1 = torch.arange(vocab + 1, device=tokens_N.device)
     first_V1 = torch.searchsorted(sorted_N, every_V1)
     d_table_MVD = d_r_MND.new_empty(M, vocab, D)
-    R = rows_of(_TOKENS, P)
+    R = rows_of(_PLACES, P)
     with torch.cuda.device_of(d_r_MND):
-        triton_programs.gradient[(triton.cdiv(vocab, R), M)](
+        triton_programs.gradient[(vocab, M)](
             d_r_MND.contiguous(), order_N, first_V1, tokens_N if keys_M is None else keys_M,
             d_table_MVD, N, vocab, *_mask(share), D=D, P=P, R=R, DROPS=keys_M is not None,
         )  # fmt: skip

@@ -4,8 +4,7 @@
 Offsets that grow with members, places or the vocabulary are 64-bit. What stands in `residual_norm`
 about tiles holds here.
 
-Shape suffixes: M members, N places, V vocabulary, D width, P padded width; R rows of a block: of
-places forward, of the vocabulary backward.
+Shape suffixes: M members, N places, V vocabulary, D width, P padded width; R places of a block.
 """
 
 import triton  # type: ignore[import-untyped]
@@ -89,21 +88,22 @@ def gradient(
     R: tl.constexpr,
     DROPS: tl.constexpr,
 ):
-    """R tokens of one member: the sum over the places of each, in their order."""
-    m, d_P = tl.program_id(1).to(tl.int64), tl.arange(0, P)
-    token_R = tl.program_id(0) * R + tl.arange(0, R)
-    begin_R = tl.load(first_V1 + token_R, mask=token_R < V, other=0)
-    end_R = tl.load(first_V1 + token_R + 1, mask=token_R < V, other=0)
+    """One token of one member: the sum over its places, R at a time, in a fixed order.
+
+    A tile holds R sums until the end, so that a token that fills half of a batch takes as many
+    steps as it has blocks of places.
+    """
+    m, token, d_P = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.arange(0, P)
+    begin, end = tl.load(first_V1 + token), tl.load(first_V1 + token + 1)
     sum_RP = tl.zeros([R, P], tl.float32)
-    for i in range(0, tl.max(end_R - begin_R, 0)):
-        is_one_R = begin_R + i < end_R
-        place_R = tl.load(order + begin_R + i, mask=is_one_R, other=0)
-        exists_RP = is_one_R[:, None] & (d_P < D)[None, :]
+    for i in range(begin, end, R):
+        at_R = i + tl.arange(0, R)
+        place_R = tl.load(order + at_R, mask=at_R < end, other=0)
+        exists_RP = (at_R < end)[:, None] & (d_P < D)[None, :]
         at_RP = (m * N + place_R)[:, None] * D + d_P[None, :]
         d_RP = tl.load(d_r + at_RP, mask=exists_RP, other=0.0).to(tl.float32)
         if DROPS:
             d_RP *= factor(place_R, tl.load(keys + m), threshold, scale, D, P)
         sum_RP += d_RP
-    exists_RP = (token_R < V)[:, None] & (d_P < D)[None, :]
-    at_RP = (m * V + token_R)[:, None] * D + d_P[None, :]
-    tl.store(d_table_MVD + at_RP, sum_RP, mask=exists_RP)
+    at_P = (m * V + token) * D + d_P
+    tl.store(d_table_MVD + at_P, tl.sum(sum_RP, 0), mask=d_P < D)
