@@ -151,7 +151,6 @@ def test_backends_are_resolved_once_for_the_whole_architecture() -> None:
     assert backends["attention"] == "sdpa"
 
 
-@pytest.mark.usefixtures("triton_first")
 @pytest.mark.parametrize(
     ("layers", "backend"),
     [
@@ -173,7 +172,6 @@ def test_a_backend_without_programs_for_a_layer_is_not_chosen(
     assert resolve_backends(arch, "cuda", torch.bfloat16)["linear_attention"] == backend
 
 
-@pytest.mark.usefixtures("triton_first")
 def test_a_composite_answers_for_its_parts() -> None:
     parts = [LayerSpec(mixer="linear_attention", fields={"feature_dim": k}) for k in (16, 40)]
     for part, backend in zip(parts, ("triton", "chunked"), strict=True):

@@ -47,7 +47,6 @@ def test_auto_is_a_table_and_never_leaves_what_is_allowed() -> None:
     assert resolve("attention", "mps", torch.float32) == "reference"
 
 
-@pytest.mark.usefixtures("triton_first")
 def test_what_is_not_allowed_gives_what_the_family_names_instead() -> None:
     name, half = "linear_attention", torch.bfloat16
     every = family(name).backends

@@ -213,7 +213,8 @@ FAMILY = Family(
         (device, dtype): "chunked"
         for device in ("cpu", "cuda")
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    },  # `triton` is not chosen before it has passed its tests on a device
+    }
+    | {("cuda", dtype): "triton" for dtype in (torch.bfloat16, torch.float16)},
     instead={"triton": "chunked"},
     only_on={"triton": "cuda"},
     borrowed={"triton": "taylor_linear_attention"},
