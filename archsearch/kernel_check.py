@@ -240,7 +240,8 @@ def _run(one: Family, backend: str, call: Call) -> dict[str, Tensor]:
     """Outputs, and the gradient of every input for fixed random gradients of the outputs."""
     inputs = {name: x.detach().clone().requires_grad_() for name, x in call.tensors.items()}
     result = one.op(**inputs, **call.options, backend=backend)
-    outputs = result if isinstance(result, tuple) else (result,)
+    given = result if isinstance(result, tuple) else (result,)
+    outputs = [y for y in given if y is not None]
     generator = torch.Generator().manual_seed(1)
     weights = [
         torch.randn(y.shape, generator=generator, dtype=torch.float64).bfloat16().to(y)

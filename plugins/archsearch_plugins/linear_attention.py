@@ -229,7 +229,8 @@ class LinearAttention(Mixer):
         return self._mix(x_BTD, None)[0]
 
     def outputs_at(self, x_BTD: Tensor, at_BK: Tensor) -> Tensor:
-        if self.backends["linear_attention"] == "triton":  # reads whole sequences
+        is_long = x_BTD.shape[1] > taylor_linear_attention.LONGEST_PAIRS
+        if is_long and self.backends["linear_attention"] == "triton":
             return super().outputs_at(x_BTD, at_BK)
         return self._mix(x_BTD, None, at_BK)[0]
 

@@ -24,7 +24,7 @@ import triton
 from archsearch_kernels.embed_norm import triton as embedding
 from archsearch_kernels.head_loss import triton as head
 from archsearch_kernels.residual_norm import triton as norm
-from archsearch_kernels.taylor_linear_attention import launches, shapes
+from archsearch_kernels.taylor_linear_attention import launches, shapes, short
 from archsearch_kernels.taylor_linear_attention import triton as taylor
 from torch import Tensor
 from triton import knobs
@@ -118,6 +118,13 @@ def taylor_call(
         "backward": lambda: taylor.backward._init_fn(
             *given, v, denominator, v, *(gradients if state else (None, None))
         ),
+        "short": lambda: short.forward._init_fn(q[:, :256], k[:, :256], v[:, :256], exists, None),
+        "short backward": lambda: short.backward._init_fn(
+            *(x[:, :256] for x in (q, k, v)),
+            exists,
+            None,
+            *(x[:, :256] for x in (v, denominator, v)),
+        ),
         "prefix": lambda: taylor.prefix._init_fn(k, v, exists, None),
         "prefix_backward": lambda: taylor.prefix_backward._init_fn(k, v, exists, None, *gradients),
         "step": lambda: taylor.one_token._init_fn(q[:, 0], k[:, 0], v[:, 0], memory, normaliser),
@@ -161,6 +168,9 @@ def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield from ((f"taylor {name} K16 V64", call) for name, call in usual.items())
     yield "taylor forward K16 V64, parts", parts["forward"]
     yield "taylor forward K16 V64, state", state["forward"]
+    wide = taylor_call(4_096, 256, 1, 16, 128)
+    yield "taylor short K16 V128", wide["short"]
+    yield "taylor short backward K16 V128", wide["short backward"]
     yield "taylor forward K8 V64", small["forward"]
     yield "taylor forward K32 V64", large["forward"]
     for width in head.FORWARD if wants_all else (64, 128):

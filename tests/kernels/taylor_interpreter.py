@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from archsearch_kernels import taylor_linear_attention as taylor
-from archsearch_kernels.taylor_linear_attention import launches, layout, shapes
+from archsearch_kernels.taylor_linear_attention import launches, layout, shapes, short
 from archsearch_kernels.taylor_linear_attention import triton as ops
 from torch import Tensor
 from torch.func import vmap
@@ -22,9 +22,9 @@ from archsearch.registry import load_mixer, make_config
 Named = dict[str, Tensor]
 
 
-def cut(programs: int, part_chunks: int) -> None:
-    """How many programs fill a card, and how short a part may be."""
-    shapes._PROGRAMS, shapes._PART_CHUNKS = programs, part_chunks
+def cut(programs: int, part_chunks: int, pairs: int) -> None:
+    """How many programs fill a card, how short a part may be, and up to where pairs are read."""
+    shapes._PROGRAMS, shapes._PART_CHUNKS, ops.LONGEST_PAIRS = programs, part_chunks, pairs
 
 
 def results(tensors: Named, weights: Named, options: dict[str, Any]) -> Named:
@@ -46,13 +46,13 @@ def with_gradients(found: dict[str, Any], leaves: Named, weights: Named) -> Name
 
 
 def attention(
-    tensors: Named, weights: Named, options: dict[str, Any], cuts: tuple[int, int]
+    tensors: Named, weights: Named, options: dict[str, Any], cuts: tuple[int, int, int]
 ) -> Named:
     cut(*cuts)
     return results(tensors, weights, options)
 
 
-def planted(tensors: Named, weights: Named, options: dict[str, Any], cuts: tuple[int, int],
+def planted(tensors: Named, weights: Named, options: dict[str, Any], cuts: tuple[int, int, int],
             name: str, value: float) -> Named:  # fmt: skip
     """With a table of the programs changed by a factor."""
     cut(*cuts)
@@ -69,6 +69,21 @@ def planted(tensors: Named, weights: Named, options: dict[str, Any], cuts: tuple
         launches.tables = right
 
 
+def planted_short(value: float, **given: Any) -> Named:
+    """With linear terms of pairs changed by a factor."""
+    right = short._constants
+
+    def wrong(*sizes: Any) -> dict[str, Any]:
+        constants = right(*sizes)
+        return constants | {"ROOT": constants["ROOT"] * value}
+
+    short._constants = wrong
+    try:
+        return attention(**given)
+    finally:
+        short._constants = right
+
+
 def undescribed(**given: Any) -> Named:
     """Without descriptors, though the copy engine could read the inputs."""
     launches.DESCRIBES = False
@@ -78,7 +93,9 @@ def undescribed(**given: Any) -> Named:
         launches.DESCRIBES = True
 
 
-def prefix(tensors: Named, weights: Named, options: dict[str, Any], cuts: tuple[int, int]) -> Named:
+def prefix(
+    tensors: Named, weights: Named, options: dict[str, Any], cuts: tuple[int, int, int]
+) -> Named:
     cut(*cuts)
     leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
     found = taylor.prefix_state(**leaves, **options, backend="triton")
@@ -107,6 +124,14 @@ def opcheck(tensors: Named) -> Named:
         leaves = [None if x is None else x.detach().requires_grad_() for x in (q, k, v, *state)]
         for keeps in (False, True):
             torch.library.opcheck(ops.forward, (*leaves[:3], exists, *leaves[3:], keeps))
+    at = torch.tensor([[3, 0, 6]] * len(k))
+    for queries, places in ((q, None), (q[:, :3], at)):
+        leaves = [x.detach().requires_grad_() for x in (queries, k, v)]
+        torch.library.opcheck(short.forward, (*leaves, exists, places))
+        found = short.forward(queries, k, v, exists, places)
+        torch.library.opcheck(
+            short.backward, (queries, k, v, exists, places, *found, torch.ones_like(found[0]))
+        )
     y, denominator, *_ = ops.forward(q, k, v, None, memory, normaliser, True)
     given = (q, k, v, None, memory, normaliser, y, denominator, v, memory, normaliser)
     torch.library.opcheck(ops.backward, given)

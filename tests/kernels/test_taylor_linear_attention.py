@@ -41,6 +41,8 @@ class Case:
     strided: bool = False
     lengths: tuple[int, ...] | None = None
     cuts: tuple[int, int] = (1, 8)
+    pairs: int = 0
+    queries: int | None = None
     planted: tuple[str, float] | None = None
     run: str = field(default="attention")
 
@@ -63,12 +65,18 @@ class Case:
             found["normaliser_BHF"] = past.sum(1)
         if self.run == "prefix":
             del found["q_BTHK"]
+        if self.queries is not None:
+            found["q_BTHK"] = normal(B, self.queries, H, K)
         return found
 
     def weights(self) -> Named:
         B, T, H, K, V = self.batch, self.tokens, self.heads, self.key_size, self.value_size
         generator, F = torch.Generator().manual_seed(1), layout(K).features
-        shapes = {"y": (B, T, H, V), "memory": (B, H, F, V), "normaliser": (B, H, F)}
+        shapes = {
+            "y": (B, self.queries or T, H, V),
+            "memory": (B, H, F, V),
+            "normaliser": (B, H, F),
+        }
         return {n: torch.randn(*shape, generator=generator) for n, shape in shapes.items()}
 
     def options(self) -> dict[str, Any]:
@@ -78,12 +86,18 @@ class Case:
             found["length_B"] = None if self.lengths is None else torch.tensor(self.lengths)
         else:
             found["keep_state"] = self.keeps
+        if self.queries is not None:
+            places = torch.Generator().manual_seed(3)
+            size = (self.batch, self.queries)
+            found["at_BS"] = torch.randint(0, self.tokens, size, generator=places)
         return found
 
     def call(self) -> dict[str, Any]:
         given = {"run": self.run, "tensors": self.tensors(), "weights": self.weights()}
-        given |= {"options": self.options(), "cuts": self.cuts}
-        if self.planted is not None:
+        given |= {"options": self.options(), "cuts": (*self.cuts, self.pairs)}
+        if self.planted is not None and self.pairs:
+            given |= {"run": "planted_short", "value": self.planted[1]}
+        elif self.planted is not None:
             given |= {"run": "planted", "name": self.planted[0], "value": self.planted[1]}
         return given
 
@@ -104,6 +118,12 @@ RIGHT = (
     Case(tokens=70, cuts=(2, 2), state=True, keeps=False),  # parts of three chunks, the last short
     Case(tokens=64, cuts=(2, 1), key_size=8),
     Case(tokens=32, batch=2, heads=2, value_size=32, state=True, masked=True),  # descriptors
+    *(Case(tokens=tokens, keeps=False, pairs=512) for tokens in (1, 16, 17, 37)),
+    *(Case(key_size=K, tokens=20, value_size=24, keeps=False, pairs=512) for K in (4, 12, 32)),
+    Case(batch=2, heads=3, tokens=35, value_size=19, masked=True, keeps=False, pairs=512),
+    Case(batch=2, heads=2, strided=True, keeps=False, pairs=512),
+    Case(batch=2, heads=2, tokens=40, queries=5, masked=True, keeps=False, pairs=512),
+    Case(batch=2, tokens=35, queries=19, value_size=40, keeps=False, pairs=512),
     Case(run="prefix"),
     Case(run="prefix", batch=3, heads=2, masked=True, lengths=(0, 16, 29), value_size=20),
     Case(run="prefix", batch=2, lengths=(37, 33), cuts=MANY, key_size=8),
@@ -113,6 +133,7 @@ WRONG = (
     Case(planted=("of_query", 1.01)),
     Case(planted=("factor", 1.01), state=True),
     Case(planted=("of_key", 1.01)),
+    Case(planted=("ROOT", 1.01), keeps=False, pairs=512),
 )
 
 
@@ -292,6 +313,15 @@ def test_padding_leaves_no_trace() -> None:
 
 
 def test_reference_is_the_family_of_linear_attention() -> None:
+    few = Case(heads=2, value_size=5, keeps=False, queries=6)
+    leaves, places = {n: x.double() for n, x in few.tensors().items()}, few.options()["at_BS"]
+    mine = taylor.taylor_linear_attention(
+        **leaves, at_BS=places, keep_state=False, backend="reference"
+    )
+    theirs = linear_attention(
+        **leaves, feature_map="taylor", at_BT=places, keep_state=False, backend="quadratic"
+    )
+    torch.testing.assert_close(mine[0], theirs[0], atol=1e-10, rtol=1e-10)
     tensors = {n: x.double() for n, x in Case(state=True, heads=2, value_size=5).tensors().items()}
     mine = taylor.taylor_linear_attention(**tensors, backend="reference")
     theirs = linear_attention(**tensors, feature_map="taylor", backend="quadratic")

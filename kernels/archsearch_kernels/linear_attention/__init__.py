@@ -84,8 +84,7 @@ def linear_attention(
         normalise: False leaves the denominator out, and the normaliser (None).
         memory_BHFV, normaliser_BHF: state to continue from, fp32 (fp64 for fp64 inputs).
         at_BT: index among the keys of every query, in any order, for queries that are fewer than
-            the keys; `position_BT` is that of the keys. None: query t stands at key t, as it must
-            under `triton`.
+            the keys; `position_BT` is that of the keys. None: query t stands at key t.
         keep_state: False leaves the two final states out (None), which saves their work.
         backend: `reference`, `quadratic`, `chunked`, or, on CUDA, `triton`: the kernels of
             `taylor_linear_attention`, for the map `taylor` with its normaliser and no decay.
@@ -98,7 +97,6 @@ def linear_attention(
     feature_size(feature_map, q_BTHK.shape[-1])
     if backend == "triton":
         _require_taylor(feature_map, log_decay_H, normalise)
-        assert at_BT is None
         result: tuple[Tensor, Tensor | None, Tensor | None] = FAMILY.load(backend)(
             q_BTHK,
             k_BTHK,
@@ -107,6 +105,7 @@ def linear_attention(
             memory_BHFV=memory_BHFV,
             normaliser_BHF=normaliser_BHF,
             keep_state=keep_state,
+            at_BS=at_BT,
         )
         return result
     compute = accumulator(q_BTHK.dtype)

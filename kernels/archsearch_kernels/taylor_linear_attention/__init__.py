@@ -30,6 +30,10 @@ from archsearch_kernels.family import Call, Family, Sizes
 KEY_SIZES = (4, 32)
 """Smallest and largest K of the backend `triton`."""
 
+LONGEST_PAIRS = 512
+"""Keys up to which `triton` goes through all pairs, if it has no state to read or leave: there both
+ways take about as many FLOPs at K = 16, where a token has 153 features."""
+
 WIDEST_VALUE = 128
 """Largest V of the backend `triton`."""
 
@@ -43,6 +47,7 @@ def taylor_linear_attention(
     memory_BHFV: Tensor | None = None,
     normaliser_BHF: Tensor | None = None,
     keep_state: bool = True,
+    at_BS: Tensor | None = None,
     backend: str,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return y_BTHV in the dtype of q, and the memory and normaliser after the last token.
@@ -53,6 +58,9 @@ def taylor_linear_attention(
             own, and its own is 0 while nothing has been read.
         memory_BHFV, normaliser_BHF: state to continue from, fp32 (fp64 for fp64 inputs).
         keep_state: False leaves the two final states out (None), which saves their work.
+        at_BS: index among the keys of every query, in any order, for S queries that are fewer than
+            the keys; `triton` takes them without a state, over up to `LONGEST_PAIRS` keys. None:
+            query t stands at key t.
         backend: `reference` or `triton` (on CUDA).
 
     Raises:
@@ -68,6 +76,7 @@ def taylor_linear_attention(
         memory_BHFV=memory_BHFV,
         normaliser_BHF=normaliser_BHF,
         keep_state=keep_state,
+        at_BS=at_BS,
     )
     return result
 
@@ -140,7 +149,9 @@ def make_inputs(sizes: Sizes) -> Call:
         past_BPHF = features(normal(B, 5, H, K))
         tensors["memory_BHFV"] = torch.einsum("bphf,bphv->bhfv", past_BPHF, normal(B, 5, H, K + 3))
         tensors["normaliser_BHF"] = past_BPHF.sum(1)
-    return Call(tensors, {}, frozenset(("memory_BHFV", "normaliser_BHF")))
+    # Without a state, as in training, short sequences go through programs of their own.
+    options = {"keep_state": sizes.state}
+    return Call(tensors, options, frozenset(("memory_BHFV", "normaliser_BHF")))
 
 
 def _family(op: Callable[..., Any]) -> Family:

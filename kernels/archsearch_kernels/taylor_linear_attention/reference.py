@@ -20,24 +20,29 @@ def taylor_linear_attention(
     memory_BHFV: Tensor | None,
     normaliser_BHF: Tensor | None,
     keep_state: bool,
+    at_BS: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """See `archsearch_kernels.taylor_linear_attention.taylor_linear_attention`."""
     compute = accumulator(q_BTHK.dtype)
-    query_BTHF, key_BTHF = features(q_BTHK.to(compute)), features(k_BTHK.to(compute))
+    query_BSHF, key_BTHF = features(q_BTHK.to(compute)), features(k_BTHK.to(compute))
     if exists_BT is not None:
         key_BTHF = key_BTHF * exists_BT[..., None, None]
     memory = v_BTHV.new_zeros(()) if memory_BHFV is None else memory_BHFV
     normaliser = memory.new_zeros(()) if normaliser_BHF is None else normaliser_BHF
-    outputs = []
+    B, S, H, _ = query_BSHF.shape
+    y_BSHV = query_BSHF.new_zeros(B, S, H, v_BTHV.shape[-1])
     for t in range(v_BTHV.shape[1]):
         key_BHF, v_BHV = key_BTHF[:, t], v_BTHV[:, t].to(compute)
         memory = memory + key_BHF[..., None] * v_BHV[..., None, :]
         normaliser = normaliser + key_BHF
-        numerator_BHV = torch.einsum("bhf,bhfv->bhv", query_BTHF[:, t], memory)
-        denominator_BH = torch.einsum("bhf,bhf->bh", query_BTHF[:, t], normaliser) + EPSILON
-        outputs.append(numerator_BHV / denominator_BH[..., None])
-    y_BTHV = torch.stack(outputs, dim=1).to(q_BTHK.dtype)
-    return (y_BTHV, memory, normaliser) if keep_state else (y_BTHV, None, None)
+        is_here_BS = at_BS == t if at_BS is not None else torch.arange(S, device=v_BHV.device) == t
+        query_BCHF = query_BSHF if at_BS is not None else query_BSHF[:, t : t + 1]
+        numerator_BCHV = torch.einsum("bshf,bhfv->bshv", query_BCHF, memory)
+        denominator_BCH = torch.einsum("bshf,bhf->bsh", query_BCHF, normaliser) + EPSILON
+        read_BCHV = numerator_BCHV / denominator_BCH[..., None]
+        y_BSHV = torch.where(is_here_BS[..., None, None], read_BCHV, y_BSHV)
+    y_BSHV = y_BSHV.to(q_BTHK.dtype)
+    return (y_BSHV, memory, normaliser) if keep_state else (y_BSHV, None, None)
 
 
 def prefix_state(
@@ -66,6 +71,7 @@ def step(
         memory_BHFV=memory_BHFV,
         normaliser_BHF=normaliser_BHF,
         keep_state=True,
+        at_BS=None,
     )
     assert memory is not None and normaliser is not None
     memory_BHFV.copy_(memory)

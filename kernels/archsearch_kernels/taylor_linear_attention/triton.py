@@ -5,8 +5,9 @@ mapped over a population, which is folded into the batch. Nothing is timed, noth
 no atomics are used, so a call can be captured in a CUDA graph and repeats bit by bit. Call once
 before a capture: constants are copied from the host.
 
-Where sequences and heads give too few programs for a card, time is cut into parts: one pass sums
-what each part leaves, a scan makes of it the state before each part, and the parts run at once.
+Short sequences without a state go through all pairs (`short`). Where sequences and heads give too
+few programs for a card, time is cut into parts: one pass sums what each part leaves, a scan makes
+of it the state before each part, and the parts run at once.
 
 Shape suffixes: B batch, T tokens, H heads, K query and key size, V value size, F features.
 """
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archsearch_kernels.taylor_linear_attention import launches
+from archsearch_kernels.taylor_linear_attention import LONGEST_PAIRS, launches, short
 from archsearch_kernels.taylor_linear_attention.launches import Inputs
 from archsearch_kernels.taylor_linear_attention.layout import NONE, PUBLIC
 from archsearch_kernels.taylor_linear_attention.shapes import STATES, Shape, State
@@ -33,6 +34,7 @@ def taylor_linear_attention(
     memory_BHFV: Tensor | None,
     normaliser_BHF: Tensor | None,
     keep_state: bool,
+    at_BS: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """See `archsearch_kernels.taylor_linear_attention.taylor_linear_attention`.
 
@@ -42,6 +44,13 @@ def taylor_linear_attention(
     Shape.of(k_BTHK, v_BTHV)
     V = v_BTHV.shape[-1]
     v_BTHV = _widened(v_BTHV)
+    if memory_BHFV is None and not keep_state and v_BTHV.shape[1] <= LONGEST_PAIRS:
+        return short.forward(q_BTHK, k_BTHK, v_BTHV, exists_BT, at_BS)[0][..., :V], None, None
+    if at_BS is not None:
+        raise ValueError(
+            "the backend 'triton' of Taylor linear attention takes queries at places of their own "
+            f"over up to {LONGEST_PAIRS} keys, with no state"
+        )
     memory_BHFV = None if memory_BHFV is None else _widened(memory_BHFV)
     y_BTHV, _, memory, normaliser = forward(
         q_BTHK, k_BTHK, v_BTHV, exists_BT, memory_BHFV, normaliser_BHF, keep_state
@@ -311,7 +320,7 @@ def _map(op: Any) -> None:
     op.register_vmap(rule)
 
 
-for _op in (forward, backward, prefix, prefix_backward):
+for _op in (forward, backward, prefix, prefix_backward, short.backward, short.forward):
     _map(_op)
 
 
