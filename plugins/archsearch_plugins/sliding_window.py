@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from archsearch_kernels.norm import rms_norm
 from archsearch_kernels.rotary import BASE, rotate
-from archsearch_kernels.sliding_window import sliding_window
+from archsearch_kernels.sliding_window import WIDEST_TRITON, sliding_window
 from torch import Tensor, nn
 
 from archsearch.mixer import Mixer, State, StateTensor, rows
@@ -105,8 +105,11 @@ class SlidingWindow(Mixer):
             seen = full * (full + 1) // 2 + (context_len - full) * full  # over the whole context
             return projections + norms + round(4 * self.d_model * seen / max(context_len, 1))
 
+        def can_use(self, family: str, backend: str) -> bool:
+            return backend != "triton" or self.head_size <= WIDEST_TRITON
+
     config: Config
-    kernels: ClassVar = {"sliding_window": ("reference", "masked", "blocked")}
+    kernels: ClassVar = {"sliding_window": ("reference", "masked", "blocked", "triton")}
     residual_projections: ClassVar = ("out.weight",)
 
     def __init__(self, config: Config) -> None:

@@ -24,6 +24,7 @@ import triton
 from archsearch_kernels.embed_norm import triton as embedding
 from archsearch_kernels.head_loss import triton as head
 from archsearch_kernels.residual_norm import triton as norm
+from archsearch_kernels.sliding_window import triton as window
 from archsearch_kernels.taylor_linear_attention import launches, shapes, short
 from archsearch_kernels.taylor_linear_attention import triton as taylor
 from torch import Tensor
@@ -159,6 +160,35 @@ def entry_call(M: int, N: int, V: int, D: int) -> dict[str, Callable[[], object]
     }
 
 
+def window_call(
+    B: int, T: int, H: int, G: int, K: int, seen: int, S: int | None = None, masked: bool = False
+) -> dict[str, Callable[[], object]]:
+    """Forward and backward pass of one shape."""
+    q, k = empty(B, T, H, K), empty(B, S or T, G, K)
+    exists = empty(B, S or T, dtype=torch.bool) if masked else None
+    log_total = empty(B, H, T, dtype=torch.float32)
+    return {
+        "forward": lambda: window.forward._init_fn(q, k, k, exists, seen),
+        "backward": lambda: window.backward._init_fn(q, k, k, exists, q, log_total, q, seen),
+    }
+
+
+def window_cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    sizes = {
+        "w64": window_call(8, 4_096, 16, 16, 64, 64),
+        "w2048": window_call(8, 4_096, 16, 16, 64, 2_048),
+    }
+    if wants_all:
+        for K in (16, 32, 48, 80, 128, 256):
+            sizes[f"w64 K{K}"] = window_call(8, 4_096, 16, 16, K, 64)
+            sizes[f"w512 K{K}"] = window_call(8, 4_096, 16, 16, K, 512)
+        sizes["w64 groups"] = window_call(8, 4_096, 16, 4, 64, 64)
+        sizes["w512 masked"] = window_call(8, 4_096, 16, 4, 64, 512, masked=True)
+        sizes["one query"] = window_call(8, 1, 16, 4, 64, 512, 512, masked=True)
+    for size, calls in sizes.items():
+        yield from ((f"window {name} {size}", call) for name, call in calls.items())
+
+
 def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """What is compiled: with `wants_all`, every configuration of the tables."""
     usual = taylor_call(16, 32_768, 16, 16, 64)
@@ -179,6 +209,7 @@ def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     for width in (64, 128):
         for name, call in entry_call(16, 65_536, 8_192, width).items():
             yield f"{name} D{width}", call
+    yield from window_cases(wants_all)
     if wants_all:
         masked = taylor_call(16, 4_096, 16, 16, 64, masked=True)
         wide = taylor_call(16, 4_096, 16, 24, 128)

@@ -4,6 +4,10 @@
 
 A window of w means exactly w visible tokens. Peers mean w + 1 or w / 2 + 1 by the same word.
 
+The backend `triton` reads the blocks of keys that a window meets and stores no scores (after Dao et
+al., arXiv:2205.14135): its memory is that of its inputs and outputs. It rounds weights to the dtype
+of the values before they are summed, as fused attention does.
+
 Shape suffixes: B batch, T queries, S keys (S - T of them older than the first query), H query
 heads, G key-value heads, K key size, V value size.
 """
@@ -12,6 +16,9 @@ import torch
 from torch import Tensor
 
 from archsearch_kernels.family import Call, Family, Sizes
+
+WIDEST_TRITON = 256
+"""Largest head of the backend `triton`."""
 
 
 def sliding_window(
@@ -34,10 +41,12 @@ def sliding_window(
             key always exists.
         at_BT: index among the keys of every query, in any order. None: S - T + t. With it the work
             is that of all keys for every query, whatever the backend.
-        backend: `reference`, `masked` or `blocked`.
+        backend: `reference`, `masked`, `blocked` or, on CUDA, `triton`, which takes no fp64 and
+            heads of up to 256 numbers.
 
     Raises:
         LookupError: no such backend.
+        ValueError: a dtype or a head size that the backend does not take.
     """
     y_BTHV: Tensor = FAMILY.load(backend)(
         q_BTHK, k_BSGK, v_BSGV, window=window, exists_BS=exists_BS, at_BT=at_BT
@@ -73,11 +82,14 @@ FAMILY = Family(
         "reference": "archsearch_kernels.sliding_window.reference:sliding_window",
         "masked": "archsearch_kernels.sliding_window.masked:sliding_window",
         "blocked": "archsearch_kernels.sliding_window.blocked:sliding_window",
+        "triton": "archsearch_kernels.sliding_window.triton:sliding_window",
     },
     make_inputs=make_inputs,
     auto={
         (device, dtype): backend
         for device, backend in (("cpu", "blocked"), ("cuda", "masked"))
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    },
+    },  # `triton` is not chosen before it has passed its tests on a device
+    instead={"triton": "masked"},
+    only_on={"triton": "cuda"},
 )
