@@ -88,6 +88,7 @@ def cases() -> tuple[Case, ...]:
         Case(mixing="taylor", work="prefix", batch=16, tokens=32_768),
         Case(mixing="taylor", work="forward", batch=1, tokens=131_072),
         Case(mixing="taylor", work="training", batch=8, tokens=4_096),
+        Case(mixing="taylor", work="training", batch=4_096, tokens=256, heads=1, value_size=128),
         Case(mixing="taylor", work="step", batch=128, tokens=1),
         Case(mixing="elu", work="forward", batch=16, tokens=32_768, **wide),
         Case(mixing="elu", work="training", batch=8, tokens=4_096, **wide),

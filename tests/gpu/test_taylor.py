@@ -53,8 +53,12 @@ def weights(outputs: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def results(given: Named, keeps: bool = True, exists: Tensor | None = None) -> Named:
-    found = taylor_linear_attention(**given, exists_BT=exists, keep_state=keeps, backend="triton")
+def results(
+    given: Named, keeps: bool = True, exists: Tensor | None = None, at: Tensor | None = None
+) -> Named:
+    found = taylor_linear_attention(
+        **given, exists_BT=exists, keep_state=keeps, at_BS=at, backend="triton"
+    )
     return named(given, [y for y in found if y is not None])
 
 
@@ -66,13 +70,16 @@ def named(given: Named, outputs: list[Tensor]) -> Named:
     }
 
 
-def exact(given: Named, keeps: bool = True, exists: Tensor | None = None) -> Named:
+def exact(
+    given: Named, keeps: bool = True, exists: Tensor | None = None, at: Tensor | None = None
+) -> Named:
     """In fp64, through all pairs, one sequence and head after the other would be the same."""
     leaves = {name: x.detach().double().requires_grad_() for name, x in given.items()}
     q, k, v = (leaves[name].transpose(1, 2) for name in ("q_BTHK", "k_BTHK", "v_BTHV"))
     t = q @ k.mT / q.shape[-1] ** 0.5
-    w = (1 + t + t * t / 2).tril()
-    seen = features(k)
+    place = torch.arange(k.shape[2], device="cuda")
+    last = place if at is None else at[:, None]
+    w, seen = (1 + t + t * t / 2) * (place <= last[..., None]), features(k)
     if exists is not None:
         w, seen = w * exists[:, None, None, :], seen * exists[:, None, :, None]
     y, total, memory, normaliser = w @ v, w.sum(-1), seen.mT @ v, seen.sum(-2)
@@ -127,6 +134,33 @@ def test_every_size(K: int, V: int) -> None:
 def test_other_dtypes(K: int, dtype: torch.dtype) -> None:
     given = inputs(2, 150, 2, K, 20, dtype, state=True)
     assert_close(results(given), exact(given), dtype)
+
+
+@pytest.mark.parametrize("tokens", [*range(1, 18), 63, 64, 65, 127, 130, 256, 512])
+def test_short_sequences(tokens: int) -> None:
+    given = inputs(2, tokens, 2, 16, 128)
+    assert_close(results(given, keeps=False), exact(given, keeps=False))
+
+
+@pytest.mark.parametrize("V", [16, 37, 64, 80, 128])
+@pytest.mark.parametrize("K", [4, 8, 12, 16, 24, 32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_sequences_of_every_size(K: int, V: int, dtype: torch.dtype) -> None:
+    given = inputs(3, 200, 2, K, V, dtype)
+    exists = torch.rand(3, 200, device="cuda") > 0.3
+    exists[:, 0] = True  # a query that reads nothing has a denominator of 1e-6
+    found = results(given, keeps=False, exists=exists)
+    assert_close(found, exact(given, keeps=False, exists=exists), dtype)
+    for name, x in results(given, keeps=False, exists=exists).items():
+        assert torch.equal(x, found[name]), name
+
+
+@pytest.mark.parametrize("queries", [1, 4, 16, 32, 64, 100])
+def test_queries_at_places_of_their_own(queries: int) -> None:
+    given = inputs(3, 256, 2, 16, 128)
+    given["q_BTHK"] = inputs(3, queries, 2, 16, 128)["q_BTHK"]
+    at = torch.randint(0, 256, (3, queries), device="cuda")
+    assert_close(results(given, keeps=False, at=at), exact(given, keeps=False, at=at))
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (4, 16), (20, 16)])
