@@ -29,13 +29,13 @@ class Raylets:
         self._folder = tempfile.mkdtemp(prefix="ray-")  # names of sockets must be short
         self._hosts = (f"127.0.0.{last}" for last in itertools.count(2))
         self._started: list[subprocess.Popen[str]] = []
+        # Tests that opened a Ray in this process have left settings: no second node, two GPUs.
+        inherited = {name: x for name, x in os.environ.items() if not name.startswith("RAY_")}
         self.environment = {
-            **os.environ,
+            **inherited,
             **environment,
             "RAY_TMPDIR": self._folder,
             "RAY_USAGE_STATS_ENABLED": "0",
-            # A Ray that a test opened in this process has said: the loopback only, no second node.
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": "7" * 64,
             "RAY_enable_metrics_collection": "0",
