@@ -4,7 +4,7 @@ An op over M members serves one model as M = 1; mapped, it is called once over a
 the member as an axis of its grid, and its backward pass is never mapped. Knows no op's mathematics.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,19 +21,29 @@ def map_over_members(op: Any, shared: frozenset[int] = frozenset()) -> None:
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         size: int = info.batch_size
-
-        def fold(place: int, x: Any) -> Any:
-            if not isinstance(x, Tensor) or place in shared:
-                assert in_dims[place] is None
-                return x
-            dim = in_dims[place]
-            stacked = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-            return stacked.flatten(0, 1)
-
-        found = op(*(fold(place, x) for place, x in enumerate(inputs)))
+        found = op(*folded(size, in_dims, inputs, shared))
         unfold: Callable[[Tensor], Tensor] = lambda x: x.unflatten(0, (size, -1))  # noqa: E731
         if isinstance(found, Tensor):
             return unfold(found), 0
         return tuple(map(unfold, found)), (0,) * len(found)
 
     torch.library.register_vmap(op, rule)
+
+
+def folded(
+    size: int,
+    in_dims: Sequence[int | None],
+    inputs: Sequence[Any],
+    shared: frozenset[int] = frozenset(),
+) -> list[Any]:
+    """Inputs of an op with what is mapped folded in; a tensor that is not mapped is repeated."""
+
+    def fold(place: int, dim: int | None, x: Any) -> Any:
+        if not isinstance(x, Tensor) or place in shared:
+            assert dim is None
+            return x
+        stacked = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        return stacked.flatten(0, 1)
+
+    pairs = zip(in_dims, inputs, strict=True)
+    return [fold(place, dim, x) for place, (dim, x) in enumerate(pairs)]

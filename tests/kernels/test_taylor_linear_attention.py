@@ -356,6 +356,13 @@ def test_sizes_without_programs_are_refused(sizes: tuple[int, int, int], said: s
         taylor.taylor_linear_attention(q, q, v, backend="triton")
 
 
+@pytest.mark.parametrize(("tokens", "keeps"), [(513, False), (20, True)])
+def test_places_of_their_own_are_refused_where_features_are_read(tokens: int, keeps: bool) -> None:
+    q, k, at = torch.zeros(1, 2, 1, 8), torch.zeros(1, tokens, 1, 8), torch.tensor([[0, 1]])
+    with pytest.raises(ValueError, match="over up to 512 keys, with no state"):
+        taylor.taylor_linear_attention(q, k, k, at_BS=at, keep_state=keeps, backend="triton")
+
+
 def test_doubles_and_scattered_states_are_refused() -> None:
     q, state = torch.zeros(1, 2, 1, 4).double(), torch.zeros(1, 1, 15, 4)
     with pytest.raises(ValueError, match="float64"):

@@ -89,7 +89,7 @@ FAMILY = Family(
         (device, dtype): backend
         for device, backend in (("cpu", "blocked"), ("cuda", "masked"))
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    },  # `triton` is not chosen before it has passed its tests on a device
+    },  # `triton` is not chosen before it has been timed beside these on a device
     instead={"triton": "masked"},
     only_on={"triton": "cuda"},
 )

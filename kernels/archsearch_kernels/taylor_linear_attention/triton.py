@@ -12,13 +12,13 @@ of it the state before each part, and the parts run at once.
 Shape suffixes: B batch, T tokens, H heads, K query and key size, V value size, F features.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from archsearch_kernels.members import folded, map_over_members
 from archsearch_kernels.taylor_linear_attention import LONGEST_PAIRS, launches, short
 from archsearch_kernels.taylor_linear_attention.launches import Inputs
 from archsearch_kernels.taylor_linear_attention.layout import NONE, PUBLIC
@@ -299,36 +299,15 @@ def _(
     return v_BHV.new_empty(v_BHV.shape)
 
 
-def _fold(size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
-    """Fold the mapped dimension of each tensor into its first; what is not mapped is repeated."""
-    folded = []
-    for x, dim in zip(inputs, in_dims, strict=True):
-        if isinstance(x, Tensor):
-            stacked = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-            x = stacked.flatten(0, 1)
-        folded.append(x)
-    return folded
-
-
-def _map(op: Any) -> None:
-    """Register the rule of an op whose tensors all begin with the batch."""
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        found = op(*_fold(info.batch_size, in_dims, inputs))
-        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in found), (0,) * len(found)
-
-    op.register_vmap(rule)
-
-
 for _op in (forward, backward, prefix, prefix_backward, short.backward, short.forward):
-    _map(_op)
+    map_over_members(_op)
 
 
 @one_token.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-    folded = _fold(info.batch_size, in_dims, inputs)
-    y = one_token(*folded)
-    for state, dim, changed in zip(inputs[3:], in_dims[3:], folded[3:], strict=True):
+    mapped = folded(info.batch_size, in_dims, inputs)
+    y = one_token(*mapped)
+    for state, dim, changed in zip(inputs[3:], in_dims[3:], mapped[3:], strict=True):
         assert dim is not None, "a state that is not mapped cannot follow mapped inputs"
         if changed.data_ptr() != state.data_ptr():
             state.movedim(dim, 0).copy_(changed.unflatten(0, (info.batch_size, -1)))
