@@ -15,7 +15,7 @@ quickstart: install
 	@echo "Browse it: cd quickstart && ../$(BIN)/archsearch ui"
 
 test: install system-packages check
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -m "not gpu" -n logical --dist loadgroup
 
 check: install
 	$(BIN)/ruff check

@@ -88,12 +88,16 @@ def _frozen(moment: Moment, site: Site) -> None:
 def _freeze(pid: int, site: Site) -> None:
     """Stop a process, its heartbeat too, where it holds no lock of the database.
 
-    One that is frozen within a write keeps all others from writing to SQLite until it goes on.
+    One that is frozen within a write keeps all others from writing to SQLite until it goes on, and
+    from what it wrote to PostgreSQL until that has enough of waiting.
     """
     while True:
         os.kill(pid, signal.SIGSTOP)
         if site.storage is not None:
-            return
+            if not _is_in_transaction(site.storage):
+                return
+            os.kill(pid, signal.SIGCONT)
+            continue
         with contextlib.closing(sqlite3.connect(site.folder / "archsearch.db", timeout=0)) as own:
             try:
                 own.execute("BEGIN IMMEDIATE")
@@ -102,6 +106,17 @@ def _freeze(pid: int, site: Site) -> None:
                 os.kill(pid, signal.SIGCONT)
             own.execute("PRAGMA busy_timeout = 10000")
             own.execute("BEGIN IMMEDIATE")  # waits until it has written
+
+
+def _is_in_transaction(storage: str) -> bool:
+    """True while anybody but this question has a transaction, or a statement that runs."""
+    others = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE state <> 'idle' "
+        "AND datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    engine = sa.create_engine(storage, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        return bool(connection.scalar(others))
 
 
 def time_passes(site: Site) -> None:

@@ -101,6 +101,7 @@ def test_a_share_of_a_gpu_is_capped_before_the_trial_runs(monkeypatch: pytest.Mo
         yield f"runs after {done}"
 
     monkeypatch.setattr(worker, "events", events)
+    monkeypatch.setattr(process, "_END_S", 0.0)  # nobody kills this process after its last event
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):

@@ -12,7 +12,7 @@ from stub_trials import changed, stub_study
 
 from archsearch.errors import ServiceError, StudyRefusedError
 from archsearch.spec import StudySpec
-from archsearch.store import Store
+from archsearch.store import Store, database
 from archsearch.store.claim import claim
 from archsearch.store.database import VERSION_TABLE
 from archsearch.store.tables import metadata
@@ -81,6 +81,30 @@ def test_migrations_make_the_tables_that_the_code_uses(postgres_url: str) -> Non
         }
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, metadata) == []
+
+
+def test_who_is_silent_in_a_transaction_keeps_no_locks(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a coordinator does that is frozen, or whose machine is lost without a word."""
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.2)
+    url = sa.make_url(postgres_url).update_query_dict({"options": "-c application_name=silent"})
+    lock = sa.text("LOCK TABLE archsearch_studies")
+
+    def fall_silent(silent: Store, other: Store) -> None:
+        with silent.database.writing() as connection:
+            assert connection.exec_driver_sql("SHOW application_name").scalar() == "silent"
+            connection.execute(lock)
+            with other.database.writing() as free:  # waits until the server has had enough
+                free.execute(lock)
+            connection.execute(sa.text("SELECT 1"))
+
+    with (
+        Store(url.render_as_string(hide_password=False), create=True) as silent,
+        Store(postgres_url) as other,
+        pytest.raises(ServiceError, match="idle-in-transaction"),
+    ):
+        fall_silent(silent, other)
 
 
 def test_a_database_that_does_not_exist_is_said_to_be_none(postgres_url: str) -> None:
