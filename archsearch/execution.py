@@ -1,9 +1,14 @@
 """How the work of a population is launched: eagerly, captured in CUDA graphs, or compiled as well.
 
-A function is compiled by tracing it once on fake tensors (`make_fx`): vmap, autograd and custom
-autograd functions have run by then, so any plain module can be compiled, forward and backward as
-one graph, and Inductor fuses what it can. Python is not analysed: shapes are fixed, and so is every
-branch. Its kernels are cached on disk, by Inductor itself. Knows nothing of models.
+A function is compiled by tracing it once (`make_fx`): vmap, autograd and custom autograd functions
+have run by then, so any plain module can be compiled, forward and backward as one graph, and
+Inductor fuses what it can. Python is not analysed: shapes are fixed, and so is every branch.
+
+What was compiled is found again by other processes, in Inductor's own cache on disk
+(`TORCHINDUCTOR_CACHE_DIR`). Its key holds the graph, shapes, versions and device, but a custom op
+only by its name; so the key is given the hash of all kernels' source as well. Inductor passes its
+cache by, without a word, where no shape environment is given, as outside `torch.compile`. Custom
+ops outside `archsearch_kernels` are not hashed. Knows nothing of models.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from archsearch.kernel_check import source_hash
 from archsearch.spec import Execution
 
 _WARM_UP_RUNS = 2
@@ -39,10 +48,14 @@ def traced(function: Callable[..., Any], *arguments: Any) -> GraphModule:
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-    """Trace a function (see `traced`) and compile the trace."""
-    result: Callable[..., Any] = torch._inductor.compile(
-        traced(function, *arguments), list(arguments)
-    )
+    """Trace a function (see `traced`) and compile the trace, or load what was compiled before."""
+    graph = traced(function, *arguments)
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    with (
+        tracing(TracingContext(fake)),
+        torch.compiler.config.patch(cache_key_tag=source_hash()),
+    ):
+        result: Callable[..., Any] = torch._inductor.compile(graph, list(arguments))
     return result
 
 
