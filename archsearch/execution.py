@@ -51,10 +51,8 @@ def compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any
     """Trace a function (see `traced`) and compile the trace, or load what was compiled before."""
     graph = traced(function, *arguments)
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-    with (
-        tracing(TracingContext(fake)),
-        torch.compiler.config.patch(cache_key_tag=source_hash()),
-    ):
+    tagged = torch.compiler.config.patch(cache_key_tag=source_hash())  # type: ignore[attr-defined]
+    with tracing(TracingContext(fake)), tagged:
         result: Callable[..., Any] = torch._inductor.compile(graph, list(arguments))
     return result
 
