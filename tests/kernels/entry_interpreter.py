@@ -89,7 +89,7 @@ def main() -> None:
     calls, found = sys.argv[1:]
     answers = []
     for call in torch.load(calls):
-        residual_norm._PROGRAMS = call["programs"]
+        residual_norm._PROGRAMS, embed_norm._SLICE = call["programs"], call["slice"]
         for name, value in call["planted"].items():
             setattr(residual_norm, name, value)
             setattr(embed_norm, name, value)

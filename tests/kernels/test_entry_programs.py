@@ -27,7 +27,8 @@ HALF = 2e-3
 
 @dataclass(frozen=True)
 class Case:
-    """One call; `programs` of a backward pass decide how many blocks each takes."""
+    """One call; `programs` of a backward pass decide how many blocks each takes, `slice` which
+    tokens come so often that parts of them are summed apart; `counts` says how often each comes."""
 
     family: str = "residual_norm"
     members: int = 3
@@ -38,6 +39,8 @@ class Case:
     share: float = 0.0
     dtype: torch.dtype = torch.float32
     programs: int = 4
+    slice: int = 256
+    counts: tuple[int, ...] = ()
     traced: bool = False
     planted: dict[str, float] = field(default_factory=dict)
 
@@ -65,6 +68,9 @@ class Case:
             # Some tokens never come, and one more often than all others.
             tokens = torch.randint(0, self.vocab - 2, (self.rows,), generator=generator)
             options["tokens_N"] = tokens.where(torch.arange(self.rows) % 3 > 0, 1)
+            if self.counts:
+                each = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
+                options["tokens_N"] = each[torch.randperm(self.rows, generator=generator)]
             if self.share:
                 options |= {"share": self.share, "key": torch.arange(*lead) + 2**40}
         weights = [normal(*shape).to(self.dtype) for _ in range(2)]
@@ -74,7 +80,13 @@ class Case:
             options |= {"key": options["key"][0]} if "key" in options else {}
         given = {"family": self.family, "members": self.members, "tensors": tensors}
         given |= {"options": options, "weights": weights, "programs": self.programs}
-        return given | {"traced": self.traced, "planted": self.planted}
+        return given | {"slice": self.slice, "traced": self.traced, "planted": self.planted}
+
+
+def often(*counts: int, **given: Any) -> Case:
+    """Tokens that come so often, in slices of 4 places unless told otherwise."""
+    given = {"slice": 4, "rows": sum(counts), "vocab": len(counts) + 2, **given}
+    return Case("embed_norm", counts=counts, **given)
 
 
 RIGHT = (
@@ -97,6 +109,13 @@ RIGHT = (
     Case("embed_norm", rows=1, width=5),
     Case("embed_norm", share=0.3, traced=True),
     Case("embed_norm", dtype=torch.float16, share=0.1),
+    often(4, 3, 1, 4, 5, 0, 7, 8, 9, 2),  # at the border of a slice, and beside it
+    often(1, 3, 4, 8, 12, 11, 13, share=0.3),
+    often(3, 170, 1, 0, 6, share=0.3, width=5),  # 42 slices: several blocks of them
+    often(67),
+    often(2, 150, 3, slice=20),  # not a whole number of blocks
+    often(3, 170, members=0, dtype=torch.float16),
+    often(3, 40, 1, traced=True),
 )
 WRONG = (Case(planted={"EPSILON": 0.05}), Case("embed_norm", planted={"EPSILON": 0.05}))
 CHECKS = Case("checks")

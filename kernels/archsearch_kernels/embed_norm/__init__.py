@@ -6,8 +6,8 @@ Tokens are the same for all members of a population, tables and keys are each me
 feature is kept unless a hash of the key and of its place in the batch says otherwise (`dropout`).
 
 The gradient of the table is a sum over the places of each token. `triton` sorts the tokens of the
-call once for all members, and adds up the places of a token in their order: no atomics, no zeros to
-fill before, and a call repeats bit by bit.
+call once for all members, and adds up the places of a token in a fixed order, those of a frequent
+token by many programs: no atomics, no zeros to fill before, and a call repeats bit by bit.
 
 Shape suffixes: N places (in any leading shape), V vocabulary, D width.
 """

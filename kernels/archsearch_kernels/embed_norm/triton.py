@@ -2,7 +2,7 @@
 
 Each pass is a custom op over members, as in `residual_norm`, whose backward programs it shares.
 
-Shape suffixes: M members, N places, V vocabulary, D width.
+Shape suffixes: M members, N places, V vocabulary, D width, S slices of sorted places.
 """
 
 from typing import Any
@@ -19,6 +19,11 @@ from archsearch_kernels.residual_norm.triton import dense, rows_of
 
 _PLACES = 16
 """Places of a block."""
+
+_SLICE = 256
+"""Sorted places that one program adds up if they are all of one token. A token then adds up one sum
+for each such slice and fewer than two slices of places: of 49,152 places at most 44 blocks, not
+3,072. Not read from the device, so that sums have the same order on every card."""
 
 
 def embed_norm(
@@ -81,15 +86,22 @@ def gradient(
 ) -> Tensor:
     """Gradient of every member's table, in the dtype of d_r."""
     (M, N, D), P = d_r_MND.shape, triton.next_power_of_2(d_r_MND.shape[2])
+    drops = keys_M is not None
     sorted_N, order_N = tokens_N.sort(stable=True)
     every_V1 = torch.arange(vocab + 1, device=tokens_N.device)
     first_V1 = torch.searchsorted(sorted_N, every_V1)
-    d_table_MVD = d_r_MND.new_empty(M, vocab, D)
-    R = rows_of(_PLACES, P)
+    d_r_MND, d_table_MVD = d_r_MND.contiguous(), d_r_MND.new_empty(M, vocab, D)
+    S, R, keys_M = N // _SLICE, rows_of(_PLACES, P), tokens_N if keys_M is None else keys_M
+    parts_MSD = d_r_MND.new_empty(M, S, D, dtype=torch.float32)
+    options = {"D": D, "P": P, "R": R, "L": _SLICE, "DROPS": drops}
     with torch.cuda.device_of(d_r_MND):
+        if S:
+            triton_programs.slices[(S, M)](
+                d_r_MND, sorted_N, order_N, keys_M, parts_MSD, N, *_mask(share), **options
+            )
         triton_programs.gradient[(vocab, M)](
-            d_r_MND.contiguous(), order_N, first_V1, tokens_N if keys_M is None else keys_M,
-            d_table_MVD, N, vocab, *_mask(share), D=D, P=P, R=R, DROPS=keys_M is not None,
+            d_r_MND, order_N, first_V1, keys_M, parts_MSD, d_table_MVD, N, vocab, *_mask(share),
+            **options,
         )  # fmt: skip
     return d_table_MVD
 

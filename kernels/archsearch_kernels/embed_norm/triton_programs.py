@@ -4,7 +4,8 @@
 Offsets that grow with members, places or the vocabulary are 64-bit. What stands in `residual_norm`
 about tiles holds here.
 
-Shape suffixes: M members, N places, V vocabulary, D width, P padded width; R places of a block.
+Shape suffixes: M members, N places, V vocabulary, D width, P padded width; R places of a block, S
+slices of L sorted places each.
 """
 
 import triton  # type: ignore[import-untyped]
@@ -72,12 +73,61 @@ def forward(
     tl.store(x_MND + at_RP, x_RP, mask=exists_RP)
 
 
+@triton.jit
+def terms(
+    d_r, order, keys, m, at_R, end, N, threshold, scale,
+    D: tl.constexpr, P: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """What the sorted places at_R, those before `end`, add to the gradient of their token."""
+    place_R = tl.load(order + at_R, mask=at_R < end, other=0)
+    exists_RP = (at_R < end)[:, None] & (tl.arange(0, P) < D)[None, :]
+    at_RP = (m * N + place_R)[:, None] * D + tl.arange(0, P)[None, :]
+    d_RP = tl.load(d_r + at_RP, mask=exists_RP, other=0.0).to(tl.float32)
+    if DROPS:
+        d_RP *= factor(place_R, tl.load(keys + m), threshold, scale, D, P)
+    return d_RP
+
+
+@triton.jit(do_not_specialize=["N", "threshold"])
+def slices(
+    d_r,
+    sorted_N,
+    order,
+    keys,
+    parts_MSD,
+    N,
+    threshold,
+    scale,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    L: tl.constexpr,
+    DROPS: tl.constexpr,
+):
+    """The sum over one slice of the sorted places of one member, if they are all of one token.
+
+    Other slices are left as they are: `gradient` reads none of them.
+    """
+    m, s, d_P = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.arange(0, P)
+    begin = s * L
+    if tl.load(sorted_N + begin) == tl.load(sorted_N + begin + L - 1):
+        sum_RP = tl.zeros([R, P], tl.float32)
+        for i in range(begin, begin + L, R):
+            at_R = i + tl.arange(0, R)
+            sum_RP += terms(
+                d_r, order, keys, m, at_R, begin + L, N, threshold, scale, D, P, DROPS
+            )  # fmt: skip
+        at_P = (m * tl.num_programs(0) + s) * D + d_P
+        tl.store(parts_MSD + at_P, tl.sum(sum_RP, 0), mask=d_P < D)
+
+
 @triton.jit(do_not_specialize=["N", "V", "threshold"])
 def gradient(
     d_r,
     order,
     first_V1,
     keys,
+    parts_MSD,
     d_table_MVD,
     N,
     V,
@@ -86,24 +136,27 @@ def gradient(
     D: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
+    L: tl.constexpr,
     DROPS: tl.constexpr,
 ):
     """One token of one member: the sum over its places, R at a time, in a fixed order.
 
-    A tile holds R sums until the end, so that a token that fills half of a batch takes as many
-    steps as it has blocks of places.
+    Whole slices of its places, from `whole` to `after`, were summed by `slices`; what is left are
+    fewer than 2 L places. So a token that fills most of a batch holds nobody up.
     """
     m, token, d_P = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.arange(0, P)
     begin, end = tl.load(first_V1 + token), tl.load(first_V1 + token + 1)
+    whole, after = (begin + L - 1) // L, end // L
+    skipped = tl.maximum(after - whole, 0) * L
     sum_RP = tl.zeros([R, P], tl.float32)
-    for i in range(begin, end, R):
+    for i in range(begin, end - skipped, R):
         at_R = i + tl.arange(0, R)
-        place_R = tl.load(order + at_R, mask=at_R < end, other=0)
-        exists_RP = (at_R < end)[:, None] & (d_P < D)[None, :]
-        at_RP = (m * N + place_R)[:, None] * D + d_P[None, :]
-        d_RP = tl.load(d_r + at_RP, mask=exists_RP, other=0.0).to(tl.float32)
-        if DROPS:
-            d_RP *= factor(place_R, tl.load(keys + m), threshold, scale, D, P)
-        sum_RP += d_RP
+        at_R = tl.where(at_R < whole * L, at_R, at_R + skipped)
+        sum_RP += terms(d_r, order, keys, m, at_R, end, N, threshold, scale, D, P, DROPS)
+    for s in range(whole, after, R):
+        slice_R = s + tl.arange(0, R)
+        exists_RP = (slice_R < after)[:, None] & (d_P < D)[None, :]
+        at_RP = (m * (N // L) + slice_R)[:, None] * D + d_P[None, :]
+        sum_RP += tl.load(parts_MSD + at_RP, mask=exists_RP, other=0.0)
     at_P = (m * V + token) * D + d_P
     tl.store(d_table_MVD + at_P, tl.sum(sum_RP, 0), mask=d_P < D)
