@@ -15,7 +15,7 @@ quickstart: install
 	@echo "Browse it: cd quickstart && ../$(BIN)/archsearch ui"
 
 test: install system-packages check
-	$(BIN)/pytest -m "not gpu" -n logical --dist loadgroup
+	$(BIN)/pytest -m "not gpu" -n logical --dist loadscope
 
 check: install
 	$(BIN)/ruff check

@@ -1,7 +1,7 @@
 """How tests share the cores: each process computes on one, and services start one after another."""
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,12 +9,16 @@ import pytest
 # each other on cores that are taken make a suite many times slower; and Ray's workers, which yield
 # to all other processes, would hardly run while other tests compute.
 os.environ |= {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
-SERVICE = Path(__file__).parent / "service"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep a file, and all tests of services, which watch clocks, in one of xdist's processes."""
-    for item in items:
-        is_service = item.path.is_relative_to(SERVICE)
-        item.add_marker(pytest.mark.xdist_group("service" if is_service else str(item.path)))
+    from xdist.scheduler import LoadScopeScheduling  # one that tests on one process do without
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "services" if file.startswith("tests/service/") else file
+
+    return ByFile(config, log)
