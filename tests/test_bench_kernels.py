@@ -26,7 +26,7 @@ def results(one: Contender, change: Callable[[Tensor], Tensor], which: int) -> l
     """What a contender returns on the CPU, one of its results changed."""
     given = inputs(one.case, torch.bfloat16, "cpu")
     if one.case.work == "training":
-        leaves = {name: given[name].requires_grad_() for name in ("q", "k", "v")}
+        leaves = {name: given[name].requires_grad_() for name in one.case.leaves}
         (y,) = one.call(leaves)
         found = [y.detach(), *torch.autograd.grad(y, list(leaves.values()), given["dy"])]
     else:
@@ -50,7 +50,7 @@ def test_the_truth_is_what_every_contender_computes(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_two_percent_are_seen_in_every_result(name: str) -> None:
     one = next(iter(contenders(TINY[name], "cpu")))
-    count = {"training": 4, "step": 3}.get(one.case.work, 1)
+    count = {"training": 1 + len(one.case.leaves), "step": 3}.get(one.case.work, 1)
     for which in range(count):
         assert error_of(one, results(one, lambda x: x * 1.02, which)) > ALLOWED
 
@@ -75,6 +75,16 @@ def test_floors_count_every_number_once() -> None:
     window = next(case for case in cases() if case.window == 512)
     assert window.flops() == 8 * 4_096 * 16 * 2 * 512 * 128 * 3.5
     assert replace(window, work="forward").flops() == window.flops() / 3.5
+
+
+def test_the_floor_of_a_convolution_is_its_bytes() -> None:
+    floors = {c.name: c.bytes(2) / (8 * 4_096 * 1_024 * 2) for c in cases() if c.taps}
+    sizes = "8 x 4096 x 1024"
+    assert floors == {
+        f"conv_silu 4 forward {sizes}": 2,
+        f"conv_silu 4 training {sizes}": 5,
+        f"conv_gate 3 training {sizes}": 8,
+    }
 
 
 def test_shapes_are_those_of_the_table() -> None:

@@ -124,7 +124,7 @@ def _prepare(one: Contender, device: str) -> tuple[Ready, float]:
         with torch.no_grad():
             variant = ready(lambda: one.call(given), device)
         return variant, error(one.case, one.computes, given, variant.results)
-    leaves = {name: x.requires_grad_() for name, x in given.items() if name in ("q", "k", "v")}
+    leaves = {name: x.requires_grad_() for name, x in given.items() if name in one.case.leaves}
 
     def work() -> tuple[Tensor, ...]:
         (y,) = one.call(leaves)

@@ -3,7 +3,7 @@
 A floor counts each input read once and each output written once, in the dtype, and the products of
 the best known algorithm: of linear attention in chunks of 64, of windows the visible keys alone.
 
-Shape suffixes: B batch, T tokens, H heads, K query and key size, V value size.
+Shape suffixes: B batch, T tokens, H heads, K query and key size, V value size, C channels, J taps.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,8 @@ from torch import Tensor
 CHUNK = 64
 
 Work = Literal["forward", "training", "prefix", "step"]
-Mixing = Literal["taylor", "elu", "window"]
+Mixing = Literal["taylor", "elu", "window", "conv_silu", "conv_gate"]
+"""`conv_silu` is a short convolution with SiLU, `conv_gate` one with a gate and the residual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,28 @@ class Case:
     key_size: int = 16
     value_size: int = 64
     window: int = 0
+    taps: int = 0
+    """Of a short convolution, whose channels are heads times value size."""
 
     @property
     def name(self) -> str:
+        if self.taps:
+            sizes = f"{self.batch} x {self.tokens} x {self.channels}"
+            return f"{self.mixing} {self.taps} {self.work} {sizes}"
         kind = f"{self.mixing} {self.window}" if self.window else self.mixing
         sizes = f"{self.batch} x {self.tokens} x {self.heads} x ({self.key_size}, "
         return f"{kind} {self.work} {sizes}{self.value_size})"
+
+    @property
+    def channels(self) -> int:
+        return self.heads * self.value_size
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Inputs whose gradients training asks for."""
+        if not self.taps:
+            return ("q", "k", "v")
+        return ("x", "weight", "bias") + ("gate",) * (self.mixing == "conv_gate")
 
     @property
     def features(self) -> int:
@@ -54,6 +71,9 @@ class Case:
     def bytes(self, itemsize: int) -> float:
         """Bytes read and written at least."""
         rows, K, V = self.batch * self.tokens * self.heads, self.key_size, self.value_size
+        if self.taps:  # x and y, dy and dx, x again; a gate twice and its gradient
+            gate, is_training = self.mixing == "conv_gate", self.work == "training"
+            return rows * V * (2 + gate + is_training * (3 + 2 * gate)) * itemsize
         if self.work == "step":  # a state in fp32 is read and written
             return rows * (8 * self.features * (V + 1) + (2 * K + 2 * V) * itemsize)
         forward = 2 * K + 2 * V + (0.5 * (K + V) if self.work == "prefix" else 0)
@@ -64,6 +84,8 @@ class Case:
         """FLOPs at least; a multiply-add is 2."""
         rows, K, V = self.batch * self.tokens * self.heads, self.key_size, self.value_size
         F = self.features
+        if self.taps:
+            return rows * V * 2 * self.taps * (4 if self.work == "training" else 1)
         if self.mixing == "window":
             seen = min(self.window, self.tokens)
             return rows * 2 * seen * (K + V) * (3.5 if self.work == "training" else 1)
@@ -96,17 +118,28 @@ def cases() -> tuple[Case, ...]:
             Case(mixing="window", work="training", batch=8, tokens=4_096, window=window, **wide)
             for window in (64, 512, 2_048)
         ),
+        Case(mixing="conv_silu", work="forward", batch=8, tokens=4_096, taps=4),
+        Case(mixing="conv_silu", work="training", batch=8, tokens=4_096, taps=4),
+        Case(mixing="conv_gate", work="training", batch=8, tokens=4_096, taps=3),
     )
 
 
 def inputs(case: Case, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    """Random inputs: q, k, v, the keys of a prefix, the state of a step, the gradient of y."""
+    """Random inputs: q, k, v, the keys of a prefix, the state of a step, the gradient of y.
+
+    Those of a short convolution are x, a gate, taps and a bias.
+    """
     generator = torch.Generator(device).manual_seed(0)
     B, T, H, K, V = case.batch, case.tokens, case.heads, case.key_size, case.value_size
 
     def normal(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32).to(of)
 
+    if case.taps:
+        C = case.channels
+        found = {"x": normal(B, T, C), "weight": normal(C, case.taps), "bias": normal(C)}
+        found |= {"gate": normal(B, T, C)} if case.mixing == "conv_gate" else {}
+        return found | ({"dy": normal(B, T, C)} if case.work == "training" else {})
     found = {"q": normal(B, T, H, K), "k": normal(B, T, H, K), "v": normal(B, T, H, V)}
     if case.work == "prefix":
         found |= {"k_first": normal(B, T // 2, H, K), "v_first": normal(B, T // 2, H, V)}

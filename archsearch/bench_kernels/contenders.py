@@ -31,6 +31,8 @@ _FAMILIES = {
     "taylor": "taylor_linear_attention",
     "elu": "linear_attention",
     "window": "sliding_window",
+    "conv_silu": "short_conv",
+    "conv_gate": "short_conv",
 }
 
 
@@ -61,6 +63,9 @@ def contenders(case: Case, device: str) -> Iterator[Contender]:
         yield Contender(f"archsearch {backend}", case.mixing, _OURS[case.work](case, backend), case)
     if case.work not in ("forward", "training"):
         return
+    if case.taps:
+        yield Contender("torch conv1d", case.mixing, _conv1d(case), case)
+        return
     if find_spec("fla") is not None and device == "cuda":
         yield from _of_fla(case)
     if case.mixing == "window":
@@ -82,6 +87,12 @@ def _backends(case: Case, device: str) -> list[str]:
 
 def _ours(case: Case, backend: str) -> Call:
     def call(given: Inputs) -> tuple[Tensor, ...]:
+        if case.taps:
+            silu, gate = case.mixing == "conv_silu", given.get("gate")
+            options = {"gate_BTC": gate, "silu": silu, "residual": not silu}
+            tensors = (given["x"], given["weight"], given["bias"])
+            y, _ = family("short_conv").op(*tensors, **options, backend=backend)
+            return (y,)
         tensors = (given["q"], given["k"], given["v"])
         if case.mixing == "window":
             window = family("sliding_window").op
@@ -92,6 +103,15 @@ def _ours(case: Case, backend: str) -> Call:
         linear = family("linear_attention").op
         y, *_ = linear(*tensors, feature_map=case.mixing, keep_state=False, backend=backend)
         return (y,)
+
+    return call
+
+
+def _conv1d(case: Case) -> Call:
+    def call(given: Inputs) -> tuple[Tensor, ...]:
+        x_BCT, weight = F.pad(given["x"].mT, (case.taps - 1, 0)), given["weight"][:, None]
+        y = F.conv1d(x_BCT, weight, given["bias"], groups=case.channels).mT
+        return (F.silu(y) if case.mixing == "conv_silu" else y * given["gate"] + given["x"],)
 
     return call
 

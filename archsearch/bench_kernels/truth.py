@@ -26,9 +26,12 @@ def error(case: Case, computes: str, given: Mapping[str, Tensor], found: Sequenc
     """Largest relative error of outputs and gradients that a variant returned; infinite if none.
 
     Args:
-        computes: `taylor`, `elu`, `window`, `softmax`, or `elu_sum`, without a denominator.
-        found: y, and in training dq, dk and dv.
+        computes: `taylor`, `elu`, `window`, `softmax`, `conv_silu`, `conv_gate`, or `elu_sum`,
+            without a denominator.
+        found: y, and in training the gradients of the case's leaves.
     """
+    if case.taps:
+        return _of_convolution(case, given, found)
     if case.work == "step":
         return _of_step(case, given, found)
     B, T, H = given["q"].shape[:3]
@@ -72,6 +75,21 @@ def _weights(computes: str, q_RK: Tensor, k_SK: Tensor, sees_RS: Tensor) -> Tens
         return (F.elu(q_RK) + 1) @ (F.elu(k_SK) + 1).mT * sees_RS
     score_RS = score_RS.masked_fill(~sees_RS, -torch.inf)
     return (score_RS - score_RS.amax(1, keepdim=True)).exp()
+
+
+def _of_convolution(case: Case, given: Mapping[str, Tensor], found: Sequence[Tensor]) -> float:
+    """All rows: the gradients of taps are sums over them."""
+    is_training = case.work == "training"
+    leaves = {name: x.double().requires_grad_(is_training) for name, x in given.items()}
+    padded = F.pad(leaves["x"].mT, (case.taps - 1, 0))
+    weight = leaves["weight"][:, None]
+    y = F.conv1d(padded, weight, leaves["bias"], groups=case.channels).mT
+    y = F.silu(y) if case.mixing == "conv_silu" else y * leaves["gate"] + leaves["x"]
+    exact = [y]
+    if is_training:
+        asked = [leaves[name] for name in case.leaves]
+        exact += torch.autograd.grad(y, asked, leaves["dy"])
+    return max(_difference(mine, one.detach()) for mine, one in zip(found, exact, strict=True))
 
 
 def _of_step(case: Case, given: Mapping[str, Tensor], found: Sequence[Tensor]) -> float:

@@ -81,7 +81,7 @@ class BaseConv(Mixer):
             return 2 * self.d_model**2 + taps + 3 * self.d_model
 
     config: Config
-    kernels: ClassVar = {"short_conv": ("reference",)}
+    kernels: ClassVar = {"short_conv": ("reference", "triton")}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -105,8 +105,7 @@ class BaseConv(Mixer):
     ) -> tuple[Tensor, Tensor]:
         asked = x_BTD if at_BK is None else rows(x_BTD, at_BK)
         if self.config.form == "zoology":
-            conv, tail_BPC = self._conv(x_BTD, tail_BPC, at_BK)
-            return conv * self.gate(asked) + asked, tail_BPC
+            return self._conv(x_BTD, self.gate(asked), tail_BPC, at_BK)
         if at_BK is None:
             u_BTC, z = self.inner(x_BTD).chunk(2, dim=-1)
         else:
@@ -114,17 +113,21 @@ class BaseConv(Mixer):
                 part.chunk(2) for part in (self.inner.weight, self.inner.bias)
             )
             u_BTC, z = F.linear(x_BTD, u_weight, u_bias), F.linear(asked, z_weight, z_bias)
-        conv, tail_BPC = self._conv(u_BTC, tail_BPC, at_BK)
-        return self.out(F.silu(conv) * z), tail_BPC
+        gated, tail_BPC = self._conv(u_BTC, z, tail_BPC, at_BK)
+        return self.out(gated), tail_BPC
 
     def _conv(
-        self, u_BTC: Tensor, tail_BPC: Tensor | None, at_BK: Tensor | None
+        self, u_BTC: Tensor, gate: Tensor, tail_BPC: Tensor | None, at_BK: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        is_based = self.config.form == "based"
         return short_conv(
             u_BTC,
             self.conv_weight,
             self.conv_bias,
+            gate_BTC=gate,
             tail_BPC=tail_BPC,
+            silu=is_based,
+            residual=not is_based,
             at_BK=at_BK,
             backend=self.backends["short_conv"],
         )

@@ -236,7 +236,10 @@ class ChunkRouted(Mixer):
             return 2 * self.d_model * projected + weights + taps + memory + looks
 
     config: Config
-    kernels: ClassVar = {"chunk_routed": ("reference", "chunked"), "short_conv": ("reference",)}
+    kernels: ClassVar = {
+        "chunk_routed": ("reference", "chunked"),
+        "short_conv": ("reference", "triton"),
+    }
     residual_projections: ClassVar = ("out.weight",)
 
     def __init__(self, config: Config) -> None:
@@ -268,19 +271,17 @@ class ChunkRouted(Mixer):
             self.conv_weight = nn.Parameter(weight_CJ)
 
     def _project(self, x_BTD: Tensor, state: State | None) -> Projected:
-        config, tail_BPC = self.config, None
-        qkv_BTC = self.qkv(x_BTD)
+        config, qkv_BTC, tail_BPC = self.config, self.qkv(x_BTD), None
         if config.conv:
+            past, backend = None if state is None else state["tail"], self.backends["short_conv"]
             qkv_BTC, tail_BPC = short_conv(
-                qkv_BTC,
-                self.conv_weight,
-                tail_BPC=None if state is None else state["tail"],
-                backend=self.backends["short_conv"],
+                qkv_BTC, self.conv_weight, tail_BPC=past, silu=True, backend=backend
             )
-        parts = F.silu(qkv_BTC).split((config.keys, config.keys, config.values), dim=-1)
+        else:
+            qkv_BTC = F.silu(qkv_BTC)
+        parts = qkv_BTC.split((config.keys, config.keys, config.values), dim=-1)
         q, k, v = (part.unflatten(-1, (config.soft_heads, -1)) for part in parts)
-        norm_q, norm_k = self.soft_norm_weight.unbind()
-        q, k = rms_norm(q, norm_q), rms_norm(k, norm_k)
+        q, k = map(rms_norm, (q, k), self.soft_norm_weight.unbind())
         if config.rope:
             time_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
             position = time_T if state is None else state["position"][:, None] + time_T
@@ -299,11 +300,10 @@ class ChunkRouted(Mixer):
     def _routes(self, x_BTD: Tensor, state: State | None) -> Routes:
         """Score the chunks, in fp32 at least, and decide about those that are complete."""
         config, wide = self.config, accumulator(x_BTD.dtype)
-        past = None if state is None else Past(state["score"], state["kept"], state["position"])
         return decide(
             F.linear(x_BTD.to(wide), self.route.weight.to(wide)),
             self.route.bias.to(wide) if config.penalty else None,
-            past,
+            None if state is None else Past(state["score"], state["kept"], state["position"]),
             chunk=config.chunk,
             share=config.kv_share_max,
             most=config.max_kv_chunks,

@@ -99,7 +99,10 @@ class GatedDelta(Mixer):
             return 2 if self.decays else 1
 
     config: Config
-    kernels: ClassVar = {"gated_delta": ("reference", "chunked"), "short_conv": ("reference",)}
+    kernels: ClassVar = {
+        "gated_delta": ("reference", "chunked"),
+        "short_conv": ("reference", "triton"),
+    }
     residual_projections: ClassVar = ("out.weight",)
 
     def __init__(self, config: Config) -> None:
@@ -134,12 +137,15 @@ class GatedDelta(Mixer):
                 qkv_BTC,
                 self.conv_weight,
                 tail_BPC=None if state is None else state["tail"],
+                silu=True,
                 backend=self.backends["short_conv"],
             )
+        else:
+            qkv_BTC = F.silu(qkv_BTC)
         keys, values = config.heads * config.head_dim, config.heads * config.value_dim
         q, k, v = (
             part.unflatten(-1, (config.heads, -1))
-            for part in F.silu(qkv_BTC).split((keys, keys, values), dim=-1)
+            for part in qkv_BTC.split((keys, keys, values), dim=-1)
         )
         log_decay_BTH, beta_BTH = self._rates(x_BTD)
         y_BTHV, memory = gated_delta(

@@ -140,7 +140,7 @@ class GatedLinear(Mixer):
     config: Config
     kernels: ClassVar = {
         "gated_linear": ("reference", "parallel", "chunked"),
-        "short_conv": ("reference",),
+        "short_conv": ("reference", "triton"),
     }
     residual_projections: ClassVar = ("out.weight",)
 
@@ -186,9 +186,9 @@ class GatedLinear(Mixer):
                 qkv_BTC,
                 self.conv_weight,
                 tail_BPC=None if state is None else state["tail"],
+                silu=True,
                 backend=self.backends["short_conv"],
             )
-            qkv_BTC = F.silu(qkv_BTC)
         q, k, v = (
             part.unflatten(-1, (config.heads, -1))
             for part in qkv_BTC.split((config.keys, config.keys, config.values), dim=-1)

@@ -104,7 +104,7 @@ class Hyena(Mixer):
             return round(8 * width**2 + 6 * self.conv * width + 4 * width + taps * 2 * width)
 
     config: Config
-    kernels: ClassVar = {"long_conv": ("reference", "fft"), "short_conv": ("reference",)}
+    kernels: ClassVar = {"long_conv": ("reference", "fft"), "short_conv": ("reference", "triton")}
     residual_projections: ClassVar = ("out.weight",)
 
     def __init__(self, config: Config) -> None:

@@ -96,14 +96,14 @@ class S6(nn.Module):
         keep_state: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return C h + D x, the states (None if not kept) and the convolution's next tail."""
-        conv_BTC, tail_BPC = short_conv(
+        x_BTC, tail_BPC = short_conv(
             u_BTC,
             self.conv_weight,
             self.conv_bias,
             tail_BPC=tail_BPC,
+            silu=True,
             backend=backends["short_conv"],
         )
-        x_BTC = F.silu(conv_BTC)
         rank_BTR, write_BTN, read_BTN = self.x_proj(x_BTC).split(
             (self.rank, self.state_dim, self.state_dim), dim=-1
         )
@@ -192,7 +192,7 @@ class Mamba(Mixer):
     config: Config
     kernels: ClassVar = {
         "selective_scan": ("reference", "associative"),
-        "short_conv": ("reference",),
+        "short_conv": ("reference", "triton"),
     }
     residual_projections: ClassVar = ("out.weight",)
 

@@ -121,7 +121,7 @@ class Mamba2(Mixer):
     config: Config
     kernels: ClassVar = {
         "gated_linear": ("reference", "parallel", "chunked"),
-        "short_conv": ("reference",),
+        "short_conv": ("reference", "triton"),
     }
     residual_projections: ClassVar = ("out.weight",)
 
@@ -158,9 +158,10 @@ class Mamba2(Mixer):
             self.conv_weight,
             self.conv_bias,
             tail_BPC=None if state is None else state["tail"],
+            silu=True,
             backend=self.backends["short_conv"],
         )
-        x_BTC, write_BTK, read_BTK = F.silu(u_BTC).split(
+        x_BTC, write_BTK, read_BTK = u_BTC.split(
             (config.channels, config.state_dim, config.state_dim), dim=-1
         )
         steps_BTH1 = F.softplus(steps_BTH.to(compute) + self.dt_bias.to(compute))[..., None]

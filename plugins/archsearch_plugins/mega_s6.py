@@ -107,7 +107,7 @@ class MegaS6(Mixer):
     config: Config
     kernels: ClassVar = {
         "selective_scan": ("reference", "associative"),
-        "short_conv": ("reference",),
+        "short_conv": ("reference", "triton"),
     }
     residual_projections: ClassVar = ("out.weight",)
 

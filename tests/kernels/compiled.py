@@ -24,6 +24,7 @@ import triton
 from archsearch_kernels.embed_norm import triton as embedding
 from archsearch_kernels.head_loss import triton as head
 from archsearch_kernels.residual_norm import triton as norm
+from archsearch_kernels.short_conv import triton as conv
 from archsearch_kernels.sliding_window import triton as window
 from archsearch_kernels.taylor_linear_attention import launches, shapes, short
 from archsearch_kernels.taylor_linear_attention import triton as taylor
@@ -189,6 +190,18 @@ def window_cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
         yield from ((f"window {name} {size}", call) for name, call in calls.items())
 
 
+def conv_call(
+    B: int, T: int, C: int, J: int, members: int = 1, tail: bool = False
+) -> dict[str, Callable[[], object]]:
+    """Both passes with SiLU, gate and residual; with a tail too."""
+    x, weight, bias = empty(B, T, C), empty(members, C, J), empty(members, C)
+    given = (x, weight, bias, x, empty(B, J - 1, C) if tail else None)
+    return {
+        "forward": lambda: conv.forward._init_fn(*given, True, True),
+        "backward": lambda: conv.backward._init_fn(*given, x, True, True),
+    }
+
+
 def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """What is compiled: with `wants_all`, every configuration of the tables."""
     usual = taylor_call(16, 32_768, 16, 16, 64)
@@ -210,7 +223,13 @@ def cases(wants_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
         for name, call in entry_call(16, 65_536, 8_192, width).items():
             yield f"{name} D{width}", call
     yield from window_cases(wants_all)
+    for taps in (3, 4):
+        for name, call in conv_call(8, 4_096, 1_024, taps).items():
+            yield f"short_conv {name} J{taps}", call
     if wants_all:
+        for taps in range(conv.TAPS[0], conv.TAPS[1] + 1):
+            for name, call in conv_call(4_096, 64, 130, taps, members=16, tail=True).items():
+                yield f"short_conv {name} J{taps}, tail", call
         masked = taylor_call(16, 4_096, 16, 16, 64, masked=True)
         wide = taylor_call(16, 4_096, 16, 24, 128)
         sizes = {"parts": parts, "state": state, "masked": masked}

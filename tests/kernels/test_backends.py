@@ -67,7 +67,7 @@ RECURRENT = {
     "gated_delta": ("state_BHVK",),
     "short_conv": ("tail_BPC",),
 }
-TIMED = {"linear_attention": 3, "gated_delta": 5, "short_conv": 1}
+TIMED = {"linear_attention": 3, "gated_delta": 5, "short_conv": 2}
 """How many of an op's first tensors run along time."""
 
 

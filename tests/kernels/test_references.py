@@ -89,14 +89,18 @@ def textbook_delta(
 
 
 def textbook_conv(
-    x: Tensor, weight: Tensor, bias: Tensor, tail: Tensor | None
+    x: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, tail: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
+    """With SiLU, the residual is added too, as the inputs of a check ask for."""
     past = weight.shape[1] - 1
     rows = []
     zeros = x.new_zeros(x.shape[0], past, x.shape[2])
     everything = torch.cat((zeros if tail is None else tail, x), 1)
     for t in range(x.shape[1]):
-        rows.append(bias + sum(weight[:, j] * everything[:, t + j] for j in range(past + 1)))
+        conv = bias + sum(weight[:, j] * everything[:, t + j] for j in range(past + 1))
+        if silu:
+            conv = conv / (1 + torch.exp(-conv))
+        rows.append(conv * gate[:, t] + silu * x[:, t])
     return torch.stack(rows, 1), everything[:, everything.shape[1] - past :]
 
 
@@ -110,8 +114,8 @@ TEXTBOOK: dict[str, Callable[..., object]] = {
     "gated_delta": lambda q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, beta_BTH, state_BHVK=None: (
         textbook_delta(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, beta_BTH, state_BHVK)
     ),
-    "short_conv": lambda x_BTC, weight_CJ, bias_C, tail_BPC=None: textbook_conv(
-        x_BTC, weight_CJ, bias_C, tail_BPC
+    "short_conv": lambda x_BTC, gate_BTC, weight_CJ, bias_C, silu, residual, tail_BPC=None: (
+        textbook_conv(x_BTC, gate_BTC, weight_CJ, bias_C, tail_BPC, silu)
     ),
 }
 

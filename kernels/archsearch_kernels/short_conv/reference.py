@@ -16,7 +16,10 @@ def short_conv(
     weight_CJ: Tensor,
     bias_C: Tensor | None,
     *,
+    gate_BTC: Tensor | None,
     tail_BPC: Tensor | None,
+    silu: bool,
+    residual: bool,
     at_BK: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See `archsearch_kernels.short_conv.short_conv`."""
@@ -40,5 +43,11 @@ def short_conv(
         y_BTC = torch.addcmul(y_BTC, seen(j), weight[:, j])
     if bias_C is not None:
         y_BTC = y_BTC + bias_C.to(compute)
+    if silu:
+        y_BTC = F.silu(y_BTC)
+    if gate_BTC is not None:
+        y_BTC = y_BTC * gate_BTC.to(compute)
+    if residual:
+        y_BTC = y_BTC + seen(taps - 1)
     tail = padded[:, T:].clone()  # a view would keep the whole segment alive
     return y_BTC.to(x_BTC.dtype), tail
