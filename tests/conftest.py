@@ -1,6 +1,7 @@
 """How tests share the cores: each process computes on one, and services start one after another."""
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ import pytest
 # each other on cores that are taken make a suite many times slower; and Ray's workers, which yield
 # to all other processes, would hardly run while other tests compute.
 os.environ |= {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+
+# A suite started in the background ignores what tests send to the processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)

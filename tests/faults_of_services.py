@@ -38,11 +38,14 @@ def _sqlite_is_full(site: Site) -> None:
 
 
 def _limit_pages(_home: Path) -> None:
+    """Each connection has a limit of its own; one below what is there is what is there."""
+
     @sa.event.listens_for(Engine, "connect")
     def limit(connection: object, _record: object) -> None:
         cursor = connection.cursor()  # type: ignore[attr-defined]
-        (pages,) = cursor.execute("PRAGMA page_count").fetchone()
-        cursor.execute(f"PRAGMA max_page_count = {pages + 4}")
+        (_number, _name, file) = cursor.execute("PRAGMA database_list").fetchone()
+        if Path(file).name == "archsearch.db":
+            cursor.execute("PRAGMA max_page_count = 1")
 
 
 def _disk_is_full(_home: Path) -> None:
