@@ -1,13 +1,15 @@
 """Training at the speed of the card: recipe `zoology-figure2`, measured end to end in one call.
 
     python benchmarks/trials_h200.py [--out FILE] [--budget SECONDS] [--only NAME] [--tiny]
+                                     [--cache FOLDER] [--commit HASH]
 
 Every case is a population in a process of its own: a cold compile cache for the first case, then a
 warm one; two epochs with their evaluation, timed; milliseconds of a step of each shape; how busy
 the GPU is over an evaluated epoch and what share of it the host needs to launch; peak memory beside
-what was counted before; and whether 60 steps repeat bit by bit. Cases that the budget has no time
-left for are named as left out. The file is written after every case. `--tiny` runs few examples on
-any device, to try the script.
+what was counted before; and whether 60 steps repeat bit by bit. One case trains to the end. Cases
+that the budget has no time left for are named as left out. The file is written after every case.
+`--tiny` runs few examples on any device, to try the script. A `--cache` that is given is not
+emptied: no case is cold if `--case NAME --brief` filled it before, with the same variables.
 """
 
 import argparse
@@ -46,7 +48,8 @@ PUBLISHED_RUNS_PER_HOUR = 9.3
 class Case:
     """`plain`: mixers as plain PyTorch (kernel families at torch backends), compiled.
 
-    `torch_norms`: embedding and norms by torch as well.
+    `torch_norms`, `torch_conv`: embedding and norms, or short convolutions, by torch.
+    `cold`: the first to compile; only its epochs are timed. `whole`: all epochs, not two.
     """
 
     name: str
@@ -56,21 +59,26 @@ class Case:
     seeds: int = 4
     plain: bool = False
     torch_norms: bool = False
+    torch_conv: bool = False
     deterministic: bool = False
+    cold: bool = False
+    whole: bool = False
 
 
 CASES = (
-    Case("taylor, d=128, M=16, cold"),
+    Case("taylor, d=128, M=16, cold", cold=True),
     Case("taylor, d=128, M=16"),
-    Case("taylor, d=128, M=16, plain mixers", plain=True),
-    Case("taylor, d=128, M=16, torch's norms", torch_norms=True),
+    Case("taylor, d=128, M=16, 32 epochs", whole=True),
     Case("taylor, d=64, M=16", width=64),
     Case("taylor, d=128, M=1", rates=(10**-2.5,), seeds=1),
-    Case("taylor, d=128, M=16, deterministic", deterministic=True),
+    Case("taylor, d=128, M=16, plain mixers", plain=True),
     Case("attention, d=128, M=16", mixer="attention"),
-    Case("sliding_window, d=128, M=16", mixer="sliding_window"),
     Case("base_conv, d=128, M=16", mixer="base_conv"),
+    Case("sliding_window, d=128, M=16", mixer="sliding_window"),
     Case("gated_delta, d=128, M=16", mixer="gated_delta"),
+    Case("taylor, d=128, M=16, torch's convolution", torch_conv=True),
+    Case("taylor, d=128, M=16, torch's norms", torch_norms=True),
+    Case("taylor, d=128, M=16, deterministic", deterministic=True),
 )
 """In order of what is wanted most."""
 
@@ -97,6 +105,8 @@ class Bench:
             self.backends |= dict.fromkeys(ENTRY, "reference")
         if case.plain:
             self.backends["linear_attention"] = "chunked"
+        if case.plain or case.torch_conv:
+            self.backends["short_conv"] = "reference"
 
     def _train(self, train: TrainSpec) -> TrainSpec:
         given = {"learning_rates": self.case.rates, "seeds": self.case.seeds}
@@ -126,7 +136,7 @@ class Bench:
         population = self.population()
         running = population.train(data, selection)
         recall, seconds, losses = [], [], []
-        for _ in range(2):
+        for _ in range(self.train.epochs if self.case.whole else 2):
             begun = time.perf_counter()
             rung = next(running)
             seconds.append(time.perf_counter() - begun)
@@ -141,17 +151,17 @@ class Bench:
             "recall": recall,
             "train_loss": losses,
             "runs_per_hour_end_to_end": self._rate(population, data_seconds, seconds),
-            **self._profiled(running),
-            **self._memory(population),
         }
-        found |= self._steps(population)
-        found["repeats_bit_by_bit"] = self._repeats(data)
-        return found
+        if self.case.cold or self.case.whole:
+            return found
+        found |= self._profiled(running) | self._memory(population) | self._steps(population)
+        return found | {"repeats_bit_by_bit": self._repeats(data)}
 
     def _rate(self, population: Population, data_seconds: float, seconds: list[float]) -> float:
-        """Full runs an hour: data, the first epoch with what it compiles, the others like the
-        second; each with its evaluation."""
-        whole = data_seconds + seconds[0] + (self.train.epochs - 1) * seconds[1]
+        """Full runs an hour: data, the first epoch with what it compiles, the others, those not
+        timed like the second; each with its evaluation."""
+        others = seconds[1:] + seconds[1:2] * (self.train.epochs - len(seconds))
+        whole = data_seconds + seconds[0] + sum(others)
         return 3600 * len(population.members) / whole
 
     def _profiled(self, running: Any) -> dict[str, Any]:
@@ -222,11 +232,10 @@ class Bench:
 
 def in_own_process(case: Case, cache: Path, tiny: bool, limit: float) -> dict[str, Any]:
     """Measure a case; a failure is its result."""
-    folder = cache / "cold" if case.name.endswith("cold") else cache / "warm"
     env = {
         **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
     command = [sys.executable, __file__, "--case", case.name, *(["--tiny"] if tiny else [])]
@@ -245,12 +254,13 @@ def in_own_process(case: Case, cache: Path, tiny: bool, limit: float) -> dict[st
 def line(name: str, found: dict[str, Any]) -> str:
     if "failed" in found:
         return f"{name:42} failed: {found['failed'].strip().splitlines()[-1][:120]}"
-    first, second = found["epoch_seconds"]
-    busy = found["device_busy"]
+    first, second, *_ = found["epoch_seconds"]
+    busy = found.get("device_busy")
     return (
         f"{name:42} {found['runs_per_hour_end_to_end']:8.0f} runs/h   epochs {first:6.2f}, "
-        f"{second:5.2f} s   best recall {max(found['recall'][1]):.4f}   "
-        f"busy {'-' if busy is None else f'{busy:.0%}'}   repeats {found['repeats_bit_by_bit']}"
+        f"{second:5.2f} s   best recall {max(found['recall'][-1]):.4f}   "
+        f"busy {'-' if busy is None else f'{busy:.0%}'}   "
+        f"repeats {found.get('repeats_bit_by_bit', '-')}"
     )
 
 
@@ -260,12 +270,17 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=520.0, help="seconds for all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--case", help="measure this one here and print its JSON last")
+    parser.add_argument("--brief", action="store_true", help="with --case: its epochs alone")
+    parser.add_argument("--cache", type=Path, help="folder of compile caches, kept")
+    parser.add_argument("--commit", default=None)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     if given.case:
         case = next(one for one in CASES if one.name == given.case)
         if given.tiny:
             case = replace(case, width=16)
+        if given.brief:
+            case = replace(case, cold=True, whole=False)
         torch.use_deterministic_algorithms(case.deterministic, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         print(json.dumps(Bench(case, given.tiny).run()))
@@ -276,15 +291,14 @@ def main() -> None:
         "device": device_model("cuda" if torch.cuda.is_available() else "cpu"),
         "torch": torch.__version__,
         "published_runs_per_hour": PUBLISHED_RUNS_PER_HOUR,
+        "commit": given.commit,
         "cases": cases,
     }
-    with tempfile.TemporaryDirectory() as cache:
-        (Path(cache) / "cold").mkdir()
-        (Path(cache) / "warm").symlink_to(Path(cache) / "cold")
+    with tempfile.TemporaryDirectory() as empty:
         for case in (one for one in CASES if given.only in one.name):
             left = given.budget - (time.perf_counter() - begun)
             found = (
-                in_own_process(case, Path(cache), given.tiny, left)
+                in_own_process(case, given.cache or Path(empty), given.tiny, left)
                 if left > 20
                 else {"failed": "left out: the budget is spent"}
             )

@@ -89,7 +89,8 @@ def main() -> None:
     calls, found = sys.argv[1:]
     answers = []
     for call in torch.load(calls):
-        residual_norm._PROGRAMS, embed_norm._SLICE = call["programs"], call["slice"]
+        residual_norm._PROGRAMS = call["programs"]
+        embed_norm._SLICE, embed_norm._FEW = call["slice"], call["few"]
         for name, value in call["planted"].items():
             setattr(residual_norm, name, value)
             setattr(embed_norm, name, value)

@@ -28,7 +28,8 @@ HALF = 2e-3
 @dataclass(frozen=True)
 class Case:
     """One call; `programs` of a backward pass decide how many blocks each takes, `slice` which
-    tokens come so often that parts of them are summed apart; `counts` says how often each comes."""
+    tokens come so often that parts of them are summed apart, `few` which are summed side by side;
+    `counts` says how often each comes."""
 
     family: str = "residual_norm"
     members: int = 3
@@ -40,6 +41,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     programs: int = 4
     slice: int = 256
+    few: int = 32
     counts: tuple[int, ...] = ()
     traced: bool = False
     planted: dict[str, float] = field(default_factory=dict)
@@ -80,12 +82,15 @@ class Case:
             options |= {"key": options["key"][0]} if "key" in options else {}
         given = {"family": self.family, "members": self.members, "tensors": tensors}
         given |= {"options": options, "weights": weights, "programs": self.programs}
-        return given | {"slice": self.slice, "traced": self.traced, "planted": self.planted}
+        return given | {
+            **{"slice": self.slice, "few": self.few},
+            **{"traced": self.traced, "planted": self.planted},
+        }
 
 
 def often(*counts: int, **given: Any) -> Case:
-    """Tokens that come so often, in slices of 4 places unless told otherwise."""
-    given = {"slice": 4, "rows": sum(counts), "vocab": len(counts) + 2, **given}
+    """Tokens that come so often; more than 3 places are many, and slices have 4 of them."""
+    given = {"slice": 4, "few": 3, "rows": sum(counts), "vocab": len(counts) + 2, **given}
     return Case("embed_norm", counts=counts, **given)
 
 
@@ -113,6 +118,8 @@ RIGHT = (
     often(1, 3, 4, 8, 12, 11, 13, share=0.3),
     often(3, 170, 1, 0, 6, share=0.3, width=5),  # 42 slices: several blocks of them
     often(67),
+    often(*(n % 7 for n in range(40)), share=0.3),  # several blocks of tokens
+    often(2, 40, 9, few=32),
     often(2, 150, 3, slice=20),  # not a whole number of blocks
     often(3, 170, members=0, dtype=torch.float16),
     often(3, 40, 1, traced=True),

@@ -25,6 +25,10 @@ _SLICE = 256
 for each such slice and fewer than two slices of places: of 49,152 places at most 44 blocks, not
 3,072. Not read from the device, so that sums have the same order on every card."""
 
+_FEW = 32
+"""Places of a token up to which it is added up beside others. Programs of one token each, most of
+two to eight places, took 0.65 ms on an H200 whatever the batch (8,192 tokens of 16 members)."""
+
 
 def embed_norm(
     tokens_N: Tensor,
@@ -99,9 +103,9 @@ def gradient(
             triton_programs.slices[(S, M)](
                 d_r_MND, sorted_N, order_N, keys_M, parts_MSD, N, *_mask(share), **options
             )
-        triton_programs.gradient[(vocab, M)](
+        triton_programs.gradient[(triton.cdiv(vocab, R), M)](
             d_r_MND, order_N, first_V1, keys_M, parts_MSD, d_table_MVD, N, vocab, *_mask(share),
-            **options,
+            FEW=_FEW, **options,
         )  # fmt: skip
     return d_table_MVD
 

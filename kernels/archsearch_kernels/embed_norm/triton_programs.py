@@ -75,12 +75,12 @@ def forward(
 
 @triton.jit
 def terms(
-    d_r, order, keys, m, at_R, end, N, threshold, scale,
+    d_r, order, keys, m, at_R, exists_R, N, threshold, scale,
     D: tl.constexpr, P: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """What the sorted places at_R, those before `end`, add to the gradient of their token."""
-    place_R = tl.load(order + at_R, mask=at_R < end, other=0)
-    exists_RP = (at_R < end)[:, None] & (tl.arange(0, P) < D)[None, :]
+    """What the sorted places at_R, those that exist, add to the gradients of their tokens."""
+    place_R = tl.load(order + at_R, mask=exists_R, other=0)
+    exists_RP = exists_R[:, None] & (tl.arange(0, P) < D)[None, :]
     at_RP = (m * N + place_R)[:, None] * D + tl.arange(0, P)[None, :]
     d_RP = tl.load(d_r + at_RP, mask=exists_RP, other=0.0).to(tl.float32)
     if DROPS:
@@ -114,11 +114,37 @@ def slices(
         sum_RP = tl.zeros([R, P], tl.float32)
         for i in range(begin, begin + L, R):
             at_R = i + tl.arange(0, R)
+            exists_R = at_R < begin + L
             sum_RP += terms(
-                d_r, order, keys, m, at_R, begin + L, N, threshold, scale, D, P, DROPS
+                d_r, order, keys, m, at_R, exists_R, N, threshold, scale, D, P, DROPS
             )  # fmt: skip
         at_P = (m * tl.num_programs(0) + s) * D + d_P
         tl.store(parts_MSD + at_P, tl.sum(sum_RP, 0), mask=d_P < D)
+
+
+@triton.jit
+def _sum_of_many(
+    d_r, order, keys, parts_MSD, m, begin, end, N, threshold, scale,
+    D: tl.constexpr, P: tl.constexpr, R: tl.constexpr, L: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """The sum over the sorted places from `begin` to `end` of one token, R at a time.
+
+    Whole slices of its places, from `whole` to `after`, were summed by `slices`; what is left are
+    fewer than 2 L places. So a token that fills most of a batch holds nobody up.
+    """
+    whole, after, d_P = (begin + L - 1) // L, end // L, tl.arange(0, P)
+    skipped = tl.maximum(after - whole, 0) * L
+    sum_RP = tl.zeros([R, P], tl.float32)
+    for i in range(begin, end - skipped, R):
+        at_R = i + tl.arange(0, R)
+        at_R = tl.where(at_R < whole * L, at_R, at_R + skipped)
+        sum_RP += terms(d_r, order, keys, m, at_R, at_R < end, N, threshold, scale, D, P, DROPS)
+    for s in range(whole, after, R):
+        slice_R = s + tl.arange(0, R)
+        exists_RP = (slice_R < after)[:, None] & (d_P < D)[None, :]
+        at_RP = (m * (N // L) + slice_R)[:, None] * D + d_P[None, :]
+        sum_RP += tl.load(parts_MSD + at_RP, mask=exists_RP, other=0.0)
+    return tl.sum(sum_RP, 0)
 
 
 @triton.jit(do_not_specialize=["N", "V", "threshold"])
@@ -137,26 +163,33 @@ def gradient(
     P: tl.constexpr,
     R: tl.constexpr,
     L: tl.constexpr,
+    FEW: tl.constexpr,
     DROPS: tl.constexpr,
 ):
-    """One token of one member: the sum over its places, R at a time, in a fixed order.
+    """R tokens of one member: the sum over the places of each, in a fixed order.
 
-    Whole slices of its places, from `whole` to `after`, were summed by `slices`; what is left are
-    fewer than 2 L places. So a token that fills most of a batch holds nobody up.
+    Tokens of a FEW places at most, which are nearly all, go side by side, a place of each at a
+    time. The others follow one by one.
     """
-    m, token, d_P = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.arange(0, P)
-    begin, end = tl.load(first_V1 + token), tl.load(first_V1 + token + 1)
-    whole, after = (begin + L - 1) // L, end // L
-    skipped = tl.maximum(after - whole, 0) * L
+    m, d_P, t0 = tl.program_id(1).to(tl.int64), tl.arange(0, P), tl.program_id(0) * R
+    token_R = t0 + tl.arange(0, R)
+    exists_R = token_R < V
+    begin_R = tl.load(first_V1 + token_R, mask=exists_R, other=0)
+    count_R = tl.load(first_V1 + token_R + 1, mask=exists_R, other=0) - begin_R
+    is_few_R = count_R <= FEW
     sum_RP = tl.zeros([R, P], tl.float32)
-    for i in range(begin, end - skipped, R):
-        at_R = i + tl.arange(0, R)
-        at_R = tl.where(at_R < whole * L, at_R, at_R + skipped)
-        sum_RP += terms(d_r, order, keys, m, at_R, end, N, threshold, scale, D, P, DROPS)
-    for s in range(whole, after, R):
-        slice_R = s + tl.arange(0, R)
-        exists_RP = (slice_R < after)[:, None] & (d_P < D)[None, :]
-        at_RP = (m * (N // L) + slice_R)[:, None] * D + d_P[None, :]
-        sum_RP += tl.load(parts_MSD + at_RP, mask=exists_RP, other=0.0)
-    at_P = (m * V + token) * D + d_P
-    tl.store(d_table_MVD + at_P, tl.sum(sum_RP, 0), mask=d_P < D)
+    for i in range(tl.max(tl.where(is_few_R, count_R, 0), 0)):
+        left_R = is_few_R & (i < count_R)
+        sum_RP += terms(d_r, order, keys, m, begin_R + i, left_R, N, threshold, scale, D, P, DROPS)
+    at_RP = (m * V + token_R)[:, None] * D + d_P[None, :]
+    tl.store(d_table_MVD + at_RP, sum_RP, mask=(is_few_R & exists_R)[:, None] & (d_P < D)[None, :])
+    if tl.max(count_R, 0) > FEW:
+        for token in range(t0, tl.minimum(t0 + R, V)):
+            begin, end = tl.load(first_V1 + token), tl.load(first_V1 + token + 1)
+            if end - begin > FEW:
+                sum_P = _sum_of_many(
+                    d_r, order, keys, parts_MSD, m, begin, end, N, threshold, scale,
+                    D, P, R, L, DROPS,
+                )  # fmt: skip
+                at_P = (m * V + token) * D + d_P
+                tl.store(d_table_MVD + at_P, sum_P, mask=d_P < D)

@@ -98,6 +98,6 @@ FAMILY = Family(
         "triton": "archsearch_kernels.short_conv.triton:short_conv",
     },
     make_inputs=make_inputs,
-    auto={},  # `triton` is not chosen before it has passed its tests on a device
+    auto={("cuda", dtype): "triton" for dtype in (torch.bfloat16, torch.float16)},
     only_on={"triton": "cuda"},
 )
