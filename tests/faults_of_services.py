@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -32,20 +33,23 @@ def _is_said(said: str, error: str) -> None:
 
 def _sqlite_is_full(site: Site) -> None:
     """Its file may not grow any more: what SQLite says then is what it says of a full disk."""
-    said = site.fork(_limit_pages).end()
+    site.trials = 12  # so many that they cannot fit in pages that are half full
+    said = site.fork(_no_more_pages).end()
     _is_said(said, "database or disk is full")
     assert len([one for one in stored(site.spec) if one.state.is_final]) < site.trials
 
 
-def _limit_pages(_home: Path) -> None:
-    """Each connection has a limit of its own; one below what is there is what is there."""
+def _no_more_pages(_home: Path) -> None:
+    at(MOMENTS["after the claim"], partial(sa.event.listen, Engine, *_LIMIT))
 
-    @sa.event.listens_for(Engine, "connect")
-    def limit(connection: object, _record: object) -> None:
-        cursor = connection.cursor()  # type: ignore[attr-defined]
-        (_number, _name, file) = cursor.execute("PRAGMA database_list").fetchone()
-        if Path(file).name == "archsearch.db":
-            cursor.execute("PRAGMA max_page_count = 1")
+
+def _limit_pages(connection: sa.Connection, cursor: Any, *_statement: object) -> None:
+    """Each connection has a limit of its own; one below what is there is what is there."""
+    if Path(connection.engine.url.database or "").name == "archsearch.db":
+        cursor.execute("PRAGMA max_page_count = 1")
+
+
+_LIMIT = ("before_cursor_execute", _limit_pages)
 
 
 def _disk_is_full(_home: Path) -> None:
