@@ -75,6 +75,8 @@ def make_inputs(sizes: Sizes) -> Call:
     return Call(tensors, {"window": window, "exists_BS": exists_BS})
 
 
+_HALF = (torch.bfloat16, torch.float16)
+
 FAMILY = Family(
     name="sliding_window",
     op=sliding_window,
@@ -86,10 +88,10 @@ FAMILY = Family(
     },
     make_inputs=make_inputs,
     auto={
-        (device, dtype): backend
-        for device, backend in (("cpu", "blocked"), ("cuda", "masked"))
-        for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    },  # `triton` is not chosen before it has been timed beside these on a device
+        **{("cpu", dtype): "blocked" for dtype in (*_HALF, torch.float32)},
+        **{("cuda", dtype): "triton" for dtype in _HALF},
+        ("cuda", torch.float32): "masked",
+    },
     instead={"triton": "masked"},
     only_on={"triton": "cuda"},
 )
