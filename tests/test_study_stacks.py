@@ -46,6 +46,7 @@ BAD_STACKS = [
         "'repeat' is an item of `layers` alone; expected a mixer's name",
         False,
     ),
+    ("    - {layers: [mamba]}\n", 6, "how often it comes; expected a mixer's name", False),
     ("    - {one_of: [{ratio: {of: 2}}]}\n", 6, "'ratio' is an item of `layers` alone", False),
     ("    - ratio\n", 6, "found 'ratio'; expected a mixer's name", False),
     ("    - ratio: 12\n", 6, "found 12; expected a mapping with keys of, mix, rest", False),

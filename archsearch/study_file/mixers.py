@@ -139,6 +139,8 @@ def _name_of(cursor: Cursor, place: Place, accepts: str, searched: bool) -> str:
         raise cursor.refuse(f"found {others} beside '{stacked[0]}'; write it inside of that")
     if stacked:
         raise cursor.refuse(f"'{stacked[0]}' is an item of `layers` alone; expected {accepts}")
+    if [*value] == ["layers"]:
+        raise cursor.refuse(f"a group of layers says how often it comes; expected {accepts}")
     if TIE in value and searched:
         raise cursor.refuse(f"'{TIE}' is written beside '{ONE_OF}', once for all", TIE, at_key=True)
     names = [name for name in value if name != TIE or place.is_part]
