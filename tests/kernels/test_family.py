@@ -43,7 +43,8 @@ def test_auto_is_a_table_and_never_leaves_what_is_allowed() -> None:
     assert resolve("gated_delta", "cpu", torch.float64) == "reference"
     assert resolve("gated_delta", "cpu", torch.float32, ("reference",)) == "reference"
     assert resolve("sliding_window", "cpu", torch.bfloat16) == "blocked"
-    assert resolve("sliding_window", "cuda", torch.bfloat16) == "masked"
+    assert resolve("sliding_window", "cuda", torch.bfloat16) == "triton"
+    assert resolve("sliding_window", "cuda", torch.float32) == "masked"
     assert resolve("attention", "mps", torch.float32) == "reference"
 
 
